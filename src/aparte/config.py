@@ -1,0 +1,160 @@
+"""Everything a user can set, in one place, validated on construction.
+
+The dataclasses here are the only source of the command line's defaults. They are frozen: a setting
+never changes behind the back of code that read it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from aparte.errors import CutError, UserError
+
+DEFAULT_MODEL = "smollm2-135m"
+
+DtypeName = Literal["auto", "packed16", "float32", "bfloat16", "float16"]
+WireName = Literal["auto", "float16", "bfloat16", "float32"]
+DecodeName = Literal["sequential", "jacobi", "lookahead"]
+
+
+def cache_dir() -> Path:
+    """Folder for downloaded and converted models: ``$APARTE_CACHE`` or the platform's cache folder."""
+    if override := os.environ.get("APARTE_CACHE"):
+        return Path(override).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("aparte")
+
+
+def one_of(value: str, names: tuple[str, ...], what: str) -> None:
+    """Raise a :class:`UserError` that lists the known ``names`` unless ``value`` is one of them."""
+    if value not in names:
+        raise UserError(f"Unknown {what} {value!r}. Known: {', '.join(names)}.")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where the model is divided: the first ``front`` and last ``back`` layers stay on the device."""
+
+    front: int = 2
+    back: int = 2
+
+    def __post_init__(self) -> None:
+        if self.front < 1 or self.back < 1:
+            raise CutError(
+                f"Cut {self} keeps no layer on one side of the middle. Both numbers must be at least 1: "
+                "with 0 the cloud would receive plain embeddings, or write the text itself."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Cut:
+        """Read ``"K,M"``."""
+        try:
+            front, back = (int(part) for part in text.split(","))
+        except ValueError:
+            raise CutError(f"Cut {text!r} is not of the form K,M; for example --cut 2,2.") from None
+        return cls(front, back)
+
+    def check(self, layers: int) -> None:
+        """Raise :class:`CutError` unless a middle of at least one layer is left of ``layers``."""
+        if self.front + self.back >= layers:
+            raise CutError(
+                f"Cut {self} leaves nothing for the cloud: the model has {layers} layers, "
+                f"so K + M must be at most {layers - 1}."
+            )
+
+    def middle(self, layers: int) -> range:
+        """Indices of the layers that run on the cloud."""
+        self.check(layers)
+        return range(self.front, layers - self.back)
+
+    def __str__(self) -> str:
+        return f"{self.front},{self.back}"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen from logits. ``temperature == 0`` is greedy and ignores the rest."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.temperature) or self.temperature < 0:
+            raise UserError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (1 switches it off).")
+        if self.top_k < 0:
+            raise UserError(f"top_k is {self.top_k}; it must be 0 (off) or a positive number of tokens.")
+        if not 0 <= self.min_p < 1:
+            raise UserError(f"min_p is {self.min_p}; it must be at least 0 (off) and below 1.")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed is {self.seed}; it must be between 0 and 2**63 - 1.")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Which drafter proposes, and how much."""
+
+    decode: DecodeName = "lookahead"
+    ngram: int = 3
+    #: Most tree nodes that speculation may add to one step.
+    max_nodes: int = 12
+
+    def __post_init__(self) -> None:
+        one_of(self.decode, get_args(DecodeName), "decoding mode")
+        if not 3 <= self.ngram <= 7:
+            raise UserError(f"ngram is {self.ngram}; lookahead works with n-grams of 3 to 7 tokens.")
+        if not 1 <= self.max_nodes <= 256:
+            raise UserError(f"max_nodes is {self.max_nodes}; it must be between 1 and 256.")
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When an answer ends, besides the model's own end-of-sequence tokens and the context limit."""
+
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1.")
+        if any(not text for text in self.stop):
+            raise UserError("A stop string is empty; leave it out instead.")
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """How the device talks to the cloud."""
+
+    connect_timeout_s: float = 10.0
+    step_timeout_s: float = 120.0
+    #: Prompt tokens per message. Bounds message size, so that no limit of either side bounds the context.
+    prefill_chunk: int = 128
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What one client may ask of the server. Checked before anything is allocated."""
+
+    max_sessions: int = 64
+    max_nodes_per_step: int = 512
+    #: Nodes that may hang below the committed tip at a time.
+    max_pending_nodes: int = 2048
+    idle_s: float = 300.0
+    header_bytes: int = 65_536
+
+    def __post_init__(self) -> None:
+        if self.idle_s <= 0:
+            raise UserError(f"The idle time is {self.idle_s} s; it must be positive.")

@@ -1,0 +1,1 @@
+"""The WAN emulator and the commands that measure."""

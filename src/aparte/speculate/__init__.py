@@ -1,0 +1,1 @@
+"""Drafters, which propose token trees, and acceptance, which decides what is kept."""

@@ -1,0 +1,1 @@
+"""Everything that turns text into token ids and back. Device only."""
