@@ -77,6 +77,19 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Compute:
+    """What numbers a part computes with, and where."""
+
+    dtype: DtypeName = "auto"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        one_of(self.dtype, get_args(DtypeName), "dtype")
+        if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps"):
+            raise UserError(f"Unknown device {self.device!r}. Known: auto, cpu, cuda, cuda:N, mps.")
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How a token is chosen from logits. ``temperature == 0`` is greedy and ignores the rest."""
 
@@ -111,6 +124,8 @@ class Decoding:
     ngram: int = 3
     #: Most tree nodes that speculation may add to one step.
     max_nodes: int = 12
+    #: Guesses per block in Jacobi decoding.
+    jacobi_block: int = 8
 
     def __post_init__(self) -> None:
         one_of(self.decode, get_args(DecodeName), "decoding mode")
@@ -118,6 +133,8 @@ class Decoding:
             raise UserError(f"ngram is {self.ngram}; lookahead works with n-grams of 3 to 7 tokens.")
         if not 1 <= self.max_nodes <= 256:
             raise UserError(f"max_nodes is {self.max_nodes}; it must be between 1 and 256.")
+        if not 1 <= self.jacobi_block <= 64:
+            raise UserError(f"jacobi_block is {self.jacobi_block}; it must be between 1 and 64.")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,168 @@
+"""Writing one answer as text: the decoding loop, detokenised, stopped and counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aparte.config import Decoding, Sampling, Stopping
+from aparte.decode import FinishReason, Job, PrefillProgress, StepRecord, decode
+from aparte.session import Session
+from aparte.speculate.drafter import Drafter
+from aparte.target.base import Target
+from aparte.text.stream import Detokenizer, StopMatcher
+from aparte.text.tokenizer import Codec
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one round trip added: its text (maybe empty, while a character or a stop string is open),
+    the tokens it committed, and its record."""
+
+    text: str
+    tokens: tuple[int, ...]
+    record: StepRecord
+
+
+@dataclass
+class Answer:
+    """An answer and what it took. Grows while it is written; ``finish_reason`` is None until the end."""
+
+    decode: str
+    cut: str
+    prompt_tokens: int
+    reused_tokens: int = 0
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    ttft_ms: float = 0.0
+    elapsed_s: float = 0.0
+
+    @property
+    def round_trips(self) -> int:
+        """Steps waited for. Prefill chunks are sent ahead of the first one and not waited for singly."""
+        return len(self.steps)
+
+    @property
+    def mat(self) -> float:
+        """Tokens committed per round trip, the target's own included; 1.00 is plain autoregression."""
+        return len(self.token_ids) / len(self.steps) if self.steps else 0.0
+
+    @property
+    def tok_s(self) -> float:
+        """New tokens per second of wall time, prefill included."""
+        return len(self.token_ids) / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(step.timing.bytes_up for step in self.steps)
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(step.timing.bytes_down for step in self.steps)
+
+    @property
+    def bytes_per_token(self) -> tuple[float, float]:
+        """Bytes up and down per new token, without the step that carried the prompt."""
+        steps = self.steps[1:]
+        tokens = sum(step.accepted for step in steps)
+        if not tokens:
+            return 0.0, 0.0
+        return (
+            sum(step.timing.bytes_up for step in steps) / tokens,
+            sum(step.timing.bytes_down for step in steps) / tokens,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of design section 8, and more."""
+        up, down = self.bytes_per_token
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "new_tokens": len(self.token_ids),
+            "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
+            "round_trips": self.round_trips,
+            "mat": round(self.mat, 4),
+            "tok_s": round(self.tok_s, 3),
+            "ttft_ms": round(self.ttft_ms, 2),
+            "elapsed_s": round(self.elapsed_s, 4),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "bytes_per_token_up": round(up, 1),
+            "bytes_per_token_down": round(down, 1),
+            "decode": self.decode,
+            "cut": self.cut,
+            "finish_reason": self.finish_reason,
+            "steps": [step.to_json() for step in self.steps],
+        }
+
+
+class Writer:
+    """Writes answers with one target, keeping the conversation's prefix between them."""
+
+    def __init__(self, target: Target, codec: Codec, cut: str, prefill_chunk: int = 128) -> None:
+        self.target = target
+        self.codec = codec
+        self._cut = cut
+        self._prefill_chunk = prefill_chunk
+        self._session = Session()
+
+    def write(
+        self,
+        prompt: Sequence[int],
+        drafter: Drafter,
+        *,
+        sampling: Sampling,
+        decoding: Decoding,
+        stopping: Stopping,
+        on_prefill: PrefillProgress | None = None,
+    ) -> tuple[Answer, Iterator[Piece]]:
+        """The answer to come, and the pieces that fill it as they are consumed."""
+        answer = Answer(decode=decoding.decode, cut=self._cut, prompt_tokens=len(prompt))
+        job = Job(
+            prompt=tuple(prompt),
+            sampling=sampling,
+            max_new_tokens=stopping.max_new_tokens,
+            eos=self.codec.eos,
+            max_nodes=decoding.max_nodes,
+            prefill_chunk=self._prefill_chunk,
+        )
+        return answer, self._pieces(answer, job, drafter, stopping, on_prefill)
+
+    def _pieces(
+        self,
+        answer: Answer,
+        job: Job,
+        drafter: Drafter,
+        stopping: Stopping,
+        on_prefill: PrefillProgress | None,
+    ) -> Iterator[Piece]:
+        detokenizer, matcher = Detokenizer(self.codec.decode), StopMatcher(stopping.stop)
+        started = time.perf_counter()
+        loop = decode(self.target, self._session, drafter, job, on_prefill)
+        try:
+            for block in loop:
+                answer.elapsed_s = time.perf_counter() - started
+                answer.ttft_ms = answer.ttft_ms or answer.elapsed_s * 1e3
+                text, used = "", 0
+                for token in block.tokens:
+                    used += 1
+                    text += matcher.feed(detokenizer.feed(token))
+                    if matcher.stopped:
+                        break
+                finish = "stop" if matcher.stopped else block.finish
+                if finish and not matcher.stopped:
+                    text += matcher.feed(detokenizer.finish()) + matcher.finish()
+                answer.token_ids += block.tokens[:used]
+                answer.text += text
+                answer.steps.append(block.record)
+                answer.finish_reason = finish
+                yield Piece(text, block.tokens[:used], block.record)
+                if finish:
+                    return
+        finally:
+            loop.close()

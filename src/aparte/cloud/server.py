@@ -1,0 +1,259 @@
+"""The server: WebSocket sessions around one engine.
+
+One task per connection reads frames into a queue, another computes them in order. The forward pass runs
+on a single worker thread, so that the event loop keeps answering pings and ``/health`` meanwhile.
+Logs name sessions, sizes and error codes; never payloads, and headers only by field name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import http
+import itertools
+import json
+import logging
+import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from aparte.cloud.engine import Computed, Engine, LimitError, MiddleSession
+from aparte.errors import AparteError, FrameError, MismatchError, SlotError, UserError, WireOverflowError
+from aparte.fingerprint import Fingerprint
+from aparte.wire.frames import (
+    PROTOCOL_VERSION,
+    ErrorFrame,
+    Frame,
+    Hello,
+    ResultFrame,
+    StepFrame,
+    Welcome,
+    decode,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+#: Steps a session may have waiting; a device that sends more is made to wait by its own TCP window.
+QUEUE_STEPS = 16
+HELLO_TIMEOUT_S = 10.0
+
+
+@dataclass
+class Counters:
+    """What the server did since it started."""
+
+    sessions_opened: int = 0
+    steps: int = 0
+    stale_steps: int = 0
+    errors: int = 0
+
+
+class MiddleServer:
+    """Serves an engine on a host and port until closed."""
+
+    def __init__(
+        self, engine: Engine, *, token: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.engine = engine
+        self.counters = Counters()
+        self._token = token
+        self._tls = tls
+        self._numbers = itertools.count(1)
+        self._sessions: dict[int, MiddleSession] = {}
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="middle")
+        self._server: Server | None = None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of key-value cache held by all sessions."""
+        return sum(session.nbytes for session in self._sessions.values())
+
+    @property
+    def session_count(self) -> int:
+        return len(self._sessions)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port (useful with port 0). Raises :class:`UserError` if it is taken."""
+        try:
+            self._server = await serve(
+                self._serve_connection,
+                host,
+                port,
+                ssl=self._tls,
+                compression=None,
+                max_size=self.engine.max_message_bytes,
+                max_queue=QUEUE_STEPS,
+                process_request=self._process_request,
+                close_timeout=1,
+                server_header=None,
+            )
+        except OSError as error:
+            raise UserError(
+                f"Cannot listen on {host}:{port} ({error.strerror or error}). Choose another --port."
+            ) from None
+        return int(next(iter(self._server.sockets)).getsockname()[1])
+
+    async def close(self) -> None:
+        """End all sessions and stop listening."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+        self._worker.shutdown(wait=True)
+
+    def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
+        """The door: health checks pass, everything else needs the token; a full house turns away."""
+        if request.path == "/health":
+            body = json.dumps({"status": "ok", "sessions": self.session_count}).encode()
+            headers = Headers([("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+            return Response(http.HTTPStatus.OK, "OK", headers, body)
+        if self._token is not None:
+            given = request.headers.get("Authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+                self.counters.errors += 1
+                return connection.respond(http.HTTPStatus.UNAUTHORIZED, "A valid token is needed.\n")
+        if len(self._sessions) >= self.engine.limits.max_sessions:
+            self.counters.errors += 1
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "All sessions are taken.\n")
+        return None
+
+    async def _serve_connection(self, connection: ServerConnection) -> None:
+        number = next(self._numbers)
+        try:
+            session = await self._greet(connection)
+            self._sessions[number] = session
+            self.counters.sessions_opened += 1
+            log.info("session %d opened", number)
+            await self._run_session(connection, session, number)
+        except ConnectionClosed:
+            pass
+        except AparteError as error:
+            self.counters.errors += 1
+            code = _code(error)
+            log.warning("session %d ended with error %s", number, code)
+            await _refuse(connection, code, str(error))
+        except Exception as error:
+            # The type is all that may be logged: messages of other libraries can hold tensor values.
+            self.counters.errors += 1
+            log.error("session %d ended with an internal error: %s", number, type(error).__name__)
+            await _refuse(connection, "internal", "The server failed while computing this step.")
+        finally:
+            if (ended := self._sessions.pop(number, None)) is not None:
+                ended.close()
+                log.info("session %d closed", number)
+
+    async def _greet(self, connection: ServerConnection) -> MiddleSession:
+        try:
+            message = await asyncio.wait_for(connection.recv(decode=False), HELLO_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise FrameError(f"No greeting came within {HELLO_TIMEOUT_S:.0f} s.") from None
+        frame = decode(message)
+        if not isinstance(frame, Hello):
+            raise FrameError("The first message is not a greeting.")
+        if frame.version != PROTOCOL_VERSION:
+            raise MismatchError(
+                f"This server speaks protocol {PROTOCOL_VERSION}, the device {frame.version}. "
+                "Install the same version of aparte on both."
+            )
+        self.engine.fingerprint.check(Fingerprint.from_json(frame.fingerprint))
+        session = self.engine.open(frame.wire)
+        await connection.send(
+            encode(
+                Welcome(
+                    self.engine.fingerprint.to_json(),
+                    max_nodes=self.engine.limits.max_nodes_per_step,
+                    max_context=self.engine.max_context,
+                )
+            )
+        )
+        return session
+
+    async def _run_session(self, connection: ServerConnection, session: MiddleSession, number: int) -> None:
+        queue: asyncio.Queue[_Queued | Exception] = asyncio.Queue(QUEUE_STEPS)
+        reader = asyncio.create_task(_read_steps(connection, session, queue))
+        try:
+            while True:
+                item = await self._next(queue)
+                if item is None:
+                    log.info("session %d expired", number)
+                    await _refuse(connection, "expired", "The session was idle for too long.")
+                    return
+                if isinstance(item, Exception):
+                    raise item
+                if item.frame.step.epoch < session.epoch:
+                    self.counters.stale_steps += 1
+                    continue
+                computed = await asyncio.get_running_loop().run_in_executor(
+                    self._worker, session.run, item.frame.step, item.frame.payload
+                )
+                await connection.send(_result(item, computed))
+                self.counters.steps += 1
+        finally:
+            reader.cancel()
+
+    async def _next(self, queue: asyncio.Queue[_Queued | Exception]) -> _Queued | Exception | None:
+        """The next step, or None if the device was idle for too long. Waiting is the only idle time."""
+        try:
+            return await asyncio.wait_for(queue.get(), self.engine.limits.idle_s)
+        except asyncio.TimeoutError:
+            return None
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """A step that waits for the forward pass, and when it came."""
+
+    frame: StepFrame
+    arrived: float
+
+
+async def _read_steps(
+    connection: ServerConnection, session: MiddleSession, queue: asyncio.Queue[_Queued | Exception]
+) -> None:
+    """Move steps from the socket to the queue; whatever ends that goes into the queue too."""
+    try:
+        while True:
+            message = await connection.recv(decode=False)
+            arrived = time.perf_counter()
+            frame: Frame = decode(message)
+            if not isinstance(frame, StepFrame):
+                raise FrameError("A message after the greeting is not a step.")
+            session.check(frame.step, frame.payload)
+            session.epoch = max(session.epoch, frame.step.epoch)
+            await queue.put(_Queued(frame, arrived))
+    except (AparteError, ConnectionClosed) as error:
+        await queue.put(error)
+
+
+def _result(item: _Queued, computed: Computed) -> bytes:
+    spent_ms = (time.perf_counter() - item.arrived) * 1e3
+    queue_ms = max(0.0, spent_ms - computed.compute_ms)
+    return encode(ResultFrame(item.frame.step.number, computed.compute_ms, queue_ms, computed.payload))
+
+
+def _code(error: AparteError) -> str:
+    for kind, code in (
+        (LimitError, "limit"),
+        (MismatchError, "mismatch"),
+        (FrameError, "frame"),
+        (SlotError, "slot"),
+        (WireOverflowError, "overflow"),
+        (UserError, "mismatch"),
+    ):
+        if isinstance(error, kind):
+            return code
+    return "internal"
+
+
+async def _refuse(connection: ServerConnection, code: str, message: str) -> None:
+    """Tell the device why, then close; it may be gone already."""
+    with contextlib.suppress(ConnectionClosed):
+        await connection.send(encode(ErrorFrame(code, message[:1000])))
+        await connection.close(1008, code)

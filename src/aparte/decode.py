@@ -1,0 +1,240 @@
+"""The one decoding loop: propose, forward, accept, commit, emit.
+
+Sequential decoding is this loop with nothing proposed; Jacobi and lookahead only differ in the drafter.
+The loop knows targets and drafters by their protocols; it owns tokens, sampling and stopping.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from aparte.config import Sampling
+from aparte.errors import UserError
+from aparte.sampling import choose
+from aparte.session import Session
+from aparte.speculate.accept import accept
+from aparte.speculate.drafter import Drafter, Outcome
+from aparte.speculate.tree import sanitize
+from aparte.target.base import Target, Timing
+
+FinishReason = Literal["stop", "length"]
+PrefillProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One round trip: what was sent, what came of it, where the time went.
+
+    ``nodes`` counts every node of the step, ``drafted`` the speculative ones among them, ``accepted``
+    the tokens committed (accepted drafts and the target's own). ``step_ms`` is wall time from proposal
+    to commit; ``timing.rtt_ms`` is the network's share of it.
+    """
+
+    nodes: int
+    drafted: int
+    accepted: int
+    step_ms: float
+    draft_ms: float
+    timing: Timing
+
+    def to_json(self) -> dict[str, float | int]:
+        """The record as in ``--json`` (design section 8). ``device_ms`` includes drafting."""
+        timing = self.timing
+        return {
+            "nodes": self.nodes,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "step_ms": round(self.step_ms, 3),
+            "rtt_ms": round(timing.rtt_ms, 3),
+            "device_ms": round(timing.device_ms + self.draft_ms, 3),
+            "cloud_ms": round(timing.cloud_ms, 3),
+            "queue_ms": round(timing.queue_ms, 3),
+            "codec_ms": round(timing.codec_ms, 3),
+            "bytes_up": timing.bytes_up,
+            "bytes_down": timing.bytes_down,
+        }
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What one round trip added to the answer. ``finish`` is set on the last one."""
+
+    tokens: tuple[int, ...]
+    record: StepRecord
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One answer to write: prompt, choice of tokens, and when to stop."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    max_new_tokens: int
+    eos: frozenset[int]
+    max_nodes: int
+    prefill_chunk: int = 128
+
+
+def decode(
+    target: Target, session: Session, drafter: Drafter, job: Job, on_prefill: PrefillProgress | None = None
+) -> Iterator[Committed]:
+    """Write the answer, one round trip at a time.
+
+    Raises :class:`UserError` before anything is sent if the prompt does not fit, and
+    :class:`~aparte.errors.LinkError` if the cloud goes away; what was yielded until then is valid. A
+    consumer may stop at any time: the session then holds what is committed, and the next answer reuses
+    it. Any error (or interrupt) empties the session, because what the stages hold is unknown then.
+    """
+    limit = _limit(target, job)
+    if not target.open():
+        session.clear()
+    try:
+        yield from _decode(target, session, drafter, job, limit, on_prefill)
+    except GeneratorExit:  # the consumer stopped between two steps: everything is in order
+        raise
+    except BaseException:
+        session.clear()
+        target.reset()
+        raise
+
+
+def _limit(target: Target, job: Job) -> int:
+    """Tokens the answer may have, given the context."""
+    if not job.prompt:
+        raise UserError("The prompt is empty: there is nothing to continue. Give at least one token.")
+    room = target.max_context - len(job.prompt)
+    if room < 1:
+        raise UserError(
+            f"The prompt has {len(job.prompt)} tokens and the model's context {target.max_context}. "
+            "Shorten the prompt, or use a model with a longer context."
+        )
+    return min(job.max_new_tokens, room)
+
+
+def _decode(
+    target: Target,
+    session: Session,
+    drafter: Drafter,
+    job: Job,
+    limit: int,
+    on_prefill: PrefillProgress | None,
+) -> Iterator[Committed]:
+    context = list(job.prompt)  # everything known, the pending token last
+    reused = session.rewind_to(context)
+    written, started = 0, time.perf_counter()
+    prefill = _Prefill(target, session, len(context) - reused, on_prefill)
+    prefill.send(context[reused:], job.prefill_chunk)
+    while True:
+        pending = context[len(session.tokens) :]  # tokens whose slots don't exist yet; usually one
+
+        # propose
+        proposing = time.perf_counter()
+        room = min(job.max_nodes, target.max_nodes - len(pending))
+        tree = sanitize(
+            drafter.propose(context, room),
+            vocab_size=target.vocab_size,
+            max_nodes=room,
+            # The target's own token comes on top of an accepted draft, hence one less than is left.
+            max_depth=limit - written - 1,
+        )
+        draft_s = time.perf_counter() - proposing
+
+        # forward
+        step = session.grow(len(pending), tree)
+        target.submit(step, (*pending, *tree.tokens), logits_from=len(pending) - 1)
+        timing = prefill.finish()
+        evaluation = target.collect()
+
+        # accept
+        positions = [len(context) + depth for depth in (0, *tree.depths())]
+        choices = tuple(choose(evaluation.logits, positions, job.sampling))
+        accepted = accept(tree, choices)
+
+        # commit
+        drafts = [step.slots[len(pending) + node] for node in accepted.path]
+        session.commit((*pending, *accepted.tokens[:-1]), (*step.slots[: len(pending)], *drafts))
+        context.extend(accepted.tokens)
+        observing = time.perf_counter()
+        drafter.observe(Outcome(tree, choices, accepted, evaluation.logits))
+        ended = time.perf_counter()
+        draft_s += ended - observing
+
+        # emit
+        tokens, finish = _stop(accepted.tokens, job.eos, limit - written)
+        written += len(tokens)
+        yield Committed(
+            tokens,
+            StepRecord(
+                nodes=len(step),
+                drafted=len(tree),
+                accepted=len(tokens),
+                step_ms=(ended - started) * 1e3,
+                draft_ms=draft_s * 1e3,
+                timing=timing + evaluation.timing,
+            ),
+            finish,
+        )
+        if finish:
+            return
+        started = time.perf_counter()
+
+
+class _Prefill:
+    """Sends all but the last chunk of a prompt; the last one travels with the first drafts.
+
+    A few chunks are in flight at a time, so that front, middle and back work on different ones and
+    neither side has to buffer a long prompt.
+    """
+
+    IN_FLIGHT = 4
+
+    def __init__(
+        self, target: Target, session: Session, total: int, on_progress: PrefillProgress | None
+    ) -> None:
+        self._target = target
+        self._session = session
+        self._total = total
+        self._on_progress = on_progress
+        self._done = 0
+        self._waiting: list[int] = []  # sizes of the chunks that are not answered yet
+        self._timing = Timing()
+
+    def send(self, prompt: Sequence[int], chunk: int) -> None:
+        chunk = min(chunk, max(1, self._target.max_nodes // 2))
+        for start in range(0, len(prompt) - chunk, chunk):
+            tokens = prompt[start : start + chunk]
+            step = self._session.chain(len(tokens))
+            self._target.submit(step, tokens, logits_from=len(tokens))
+            self._session.commit(tokens, step.slots)
+            self._waiting.append(len(tokens))
+            if len(self._waiting) > self.IN_FLIGHT:
+                self._collect()
+
+    def finish(self) -> Timing:
+        """Collect what is still under way; returns the timing of everything since the last call."""
+        while self._waiting:
+            self._collect()
+        timing, self._timing = self._timing, Timing()
+        return timing
+
+    def _collect(self) -> None:
+        self._timing = self._timing + self._target.collect().timing
+        self._done += self._waiting.pop(0)
+        if self._on_progress:
+            self._on_progress(self._done, self._total)
+
+
+def _stop(
+    tokens: tuple[int, ...], eos: frozenset[int], left: int
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """Cut a block at the first end-of-sequence token or where the limit is reached."""
+    for index, token in enumerate(tokens[:left]):
+        if token in eos:
+            return tokens[: index + 1], "stop"
+    if len(tokens) >= left:
+        return tokens[:left], "length"
+    return tokens, None

@@ -1,0 +1,76 @@
+"""Puts the device's side together: parts, link, tokenizer. The commands go through here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aparte.answer import Writer
+from aparte.cloud.engine import Engine
+from aparte.cloud.inprocess import InProcessLink
+from aparte.config import Compute, Cut, LinkSettings, ServerLimits, WireName
+from aparte.model.checkpoint import Checkpoint
+from aparte.model.fingerprint import take_fingerprint
+from aparte.model.parts import Blueprint, Precision, Progress
+from aparte.target.split import DeviceParts, SplitTarget
+from aparte.text.tokenizer import Codec
+from aparte.wire.link import Link
+from aparte.wire.websocket import WebSocketLink
+
+
+def load_blueprint(folder: Path, compute: Compute) -> Blueprint:
+    """The model in ``folder``, nothing read yet but its headers."""
+    return Blueprint(Checkpoint.open(folder), Precision.resolve(compute))
+
+
+def load_engine(
+    blueprint: Blueprint,
+    cut: Cut,
+    name: str,
+    limits: ServerLimits | None = None,
+    progress: Progress | None = None,
+) -> Engine:
+    """The cloud's side: the middle layers and nothing else."""
+    stage = blueprint.stage(cut.middle(blueprint.layers), progress, "middle layers")
+    return Engine(stage, take_fingerprint(blueprint, cut, name), blueprint.hidden_size, limits)
+
+
+def wire_format(wire: WireName, blueprint: Blueprint) -> str:
+    """``auto`` is the 16-bit format of what the model computes in."""
+    return blueprint.precision.default_wire if wire == "auto" else wire
+
+
+def open_writer(
+    blueprint: Blueprint,
+    name: str,
+    cut: Cut,
+    *,
+    cloud: str | None = None,
+    wire: WireName = "auto",
+    token: str | None = None,
+    ca_file: Path | None = None,
+    settings: LinkSettings | None = None,
+    progress: Progress | None = None,
+) -> Writer:
+    """Load front and back, and reach the middle at ``cloud``, or in this process without it.
+
+    With a ``cloud``, the connection is made and the fingerprints are compared before this returns.
+    """
+    settings = settings or LinkSettings()
+    number_format = wire_format(wire, blueprint)
+    link: Link
+    if cloud is None:
+        link = InProcessLink(load_engine(blueprint, cut, name, progress=progress), number_format)
+    else:
+        link = WebSocketLink(
+            cloud,
+            take_fingerprint(blueprint, cut, name),
+            wire=number_format,
+            width=blueprint.hidden_size,
+            token=token,
+            ca_file=ca_file,
+            settings=settings,
+        )
+        link.open()
+    codec = Codec(blueprint.checkpoint.folder)
+    target = SplitTarget(DeviceParts(blueprint, cut, progress), link, number_format)
+    return Writer(target, codec, str(cut), settings.prefill_chunk)

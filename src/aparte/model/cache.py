@@ -1,0 +1,98 @@
+"""The key-value cache of one session in one stage, addressed by slots.
+
+Decoder layers of Hugging Face ``transformers`` ask a cache for one thing: ``update(keys, values,
+layer_idx)``, which stores the new rows and returns everything to attend to. That call is the whole
+interface to them; nothing here depends on the cache classes of that library.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aparte.errors import SlotError
+from aparte.model.tree import Layout, SlotTree
+from aparte.step import Step
+
+#: Rows allocated at first; the buffers double from there, so that growth costs amortised constant time.
+INITIAL_ROWS = 256
+
+
+class SlotCache:
+    """Keys and values of every slot for the layers ``first_layer .. first_layer + layers - 1``."""
+
+    def __init__(self, first_layer: int, layers: int, max_rows: int) -> None:
+        self._first_layer = first_layer
+        self._max_rows = max_rows
+        self._keys: list[torch.Tensor | None] = [None] * layers  # each [1, H, rows, head_dim]
+        self._values: list[torch.Tensor | None] = [None] * layers
+        self._layout: Layout | None = None
+        self.tree = SlotTree()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held."""
+        buffers = (buffer for buffer in (*self._keys, *self._values) if buffer is not None)
+        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+
+    def begin(self, step: Step) -> Layout:
+        """Apply ``step`` to the tree and make room; the layers' ``update`` calls come next.
+
+        Raises :class:`SlotError` if the step does not fit the tree, or the sequence the context.
+        """
+        if self.tree.rows + len(step) > self._max_rows:
+            # Pruning may make room; look before touching anything.
+            kept = sum(slot < step.base for slot in self.tree.slots)
+            if kept + len(step) > self._max_rows:
+                raise SlotError(f"The token tree would outgrow its {self._max_rows} slots.")
+        layout = self.tree.apply(step)
+        self._layout = layout
+        if layout.moves:
+            self._compact(list(layout.moves), layout.move_to)
+        return layout
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new nodes' keys and values, ``[1, H, n, head_dim]``; return those of all rows in use."""
+        layout = self._layout
+        if layout is None or keys.shape[2] != layout.total - layout.first_row:
+            raise SlotError("A layer stores a different number of nodes than the step announced.")
+        index = layer_idx - self._first_layer
+        return (
+            self._store(self._keys, index, keys, layout),
+            self._store(self._values, index, values, layout),
+        )
+
+    def check_integrity(self) -> None:
+        """Raise :class:`SlotError` if rows and slots disagree. Cheap enough to call when idle."""
+        self.tree.check_integrity()
+        for buffer in (*self._keys, *self._values):
+            if buffer is not None and buffer.shape[2] < self.tree.rows:
+                raise SlotError("The cache has fewer rows than the tree has nodes.")
+
+    def _store(
+        self, buffers: list[torch.Tensor | None], index: int, new: torch.Tensor, layout: Layout
+    ) -> torch.Tensor:
+        buffer = buffers[index]
+        if buffer is None or buffer.shape[2] < layout.total:
+            rows = INITIAL_ROWS if buffer is None else buffer.shape[2]
+            while rows < layout.total:
+                rows *= 2
+            grown = new.new_zeros(1, new.shape[1], rows, new.shape[3])
+            if buffer is not None:
+                grown[:, :, : layout.first_row] = buffer[:, :, : layout.first_row]
+            buffers[index] = buffer = grown
+        buffer[:, :, layout.first_row : layout.total] = new
+        return buffer[:, :, : layout.total]
+
+    def _compact(self, rows: list[int], to: int) -> None:
+        """Gather ``rows`` to ``to, to + 1, ...`` in every layer."""
+        index: torch.Tensor | None = None
+        for buffer in (*self._keys, *self._values):
+            if buffer is not None:
+                if index is None:
+                    index = torch.tensor(rows, device=buffer.device)
+                # index_select copies first, so that overlapping rows are safe.
+                buffer[:, :, to : to + len(rows)] = buffer.index_select(2, index)

@@ -1,0 +1,87 @@
+"""What the decoding loop knows of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from aparte.step import Step
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where one step's time went, and what it sent. All times in milliseconds.
+
+    ``device_ms`` is front, back and head; ``codec_ms`` turning tensors into frames and back;
+    ``wait_ms`` the time between the last byte handed to the link and the whole answer received;
+    ``cloud_ms`` and ``queue_ms`` the cloud's own account of that wait: forward pass and waiting for it.
+    """
+
+    device_ms: float = 0.0
+    codec_ms: float = 0.0
+    wait_ms: float = 0.0
+    cloud_ms: float = 0.0
+    queue_ms: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def rtt_ms(self) -> float:
+        """The network's share: the wait without what the cloud says it spent."""
+        return max(0.0, self.wait_ms - self.cloud_ms - self.queue_ms)
+
+    def __add__(self, other: Timing) -> Timing:
+        return Timing(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Logits ``[rows, V]`` of the nodes that were asked for, in float32, and the step's timing."""
+
+    logits: torch.Tensor
+    timing: Timing = field(default_factory=Timing)
+
+
+class Target(Protocol):
+    """Gives logits for the nodes of a step. Steps are answered in the order of submission."""
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens a sequence may have."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits per node."""
+        ...
+
+    @property
+    def max_nodes(self) -> int:
+        """Most nodes per step."""
+        ...
+
+    def open(self) -> bool:
+        """Make sure the target can take steps. False if what it held is gone and must be sent again.
+
+        Raises :class:`~aparte.errors.LinkError` and other connection errors.
+        """
+        ...
+
+    def submit(self, step: Step, tokens: Sequence[int], logits_from: int) -> None:
+        """Start a step. Logits are only computed for the nodes from ``logits_from`` on."""
+        ...
+
+    def collect(self) -> Evaluation:
+        """Wait for the oldest step that is not collected yet."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all steps and caches, also those under way; the next :meth:`open` returns False."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...

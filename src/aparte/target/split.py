@@ -1,0 +1,128 @@
+"""The split target: front and back on this device, the middle behind a link (paper A, section 4.1)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from aparte.config import Cut
+from aparte.errors import LinkError
+from aparte.model.parts import Blueprint, Progress
+from aparte.step import Step
+from aparte.target.base import Evaluation, Timing
+from aparte.wire.frames import ResultFrame, StepFrame, encode
+from aparte.wire.link import Link
+from aparte.wire.tensors import TensorCodec
+
+
+@dataclass
+class _Pending:
+    """A step that was sent and is not collected."""
+
+    step: Step
+    logits_from: int
+    device_ms: float
+    codec_ms: float
+    sent_at: float
+    bytes_up: int
+
+
+class DeviceParts:
+    """Front and back of a model: what the trusted device holds."""
+
+    def __init__(self, blueprint: Blueprint, cut: Cut, progress: Progress | None = None) -> None:
+        middle = cut.middle(blueprint.layers)
+        self.cut = cut
+        self.hidden_size = blueprint.hidden_size
+        self.vocab_size = blueprint.vocab_size
+        self.max_context = blueprint.max_context
+        self.precision = blueprint.precision
+        self.embed, self.head = blueprint.ends()
+        self.front = blueprint.stage(range(middle.start), progress, "front layers")
+        self.back = blueprint.stage(range(middle.stop, blueprint.layers), progress, "back layers")
+
+
+class SplitTarget:
+    """Sends the front's hidden states, gets the middle's back, and turns those into logits."""
+
+    def __init__(self, parts: DeviceParts, link: Link, wire: str) -> None:
+        self._parts = parts
+        self._link = link
+        self._codec = TensorCodec(wire, parts.hidden_size)
+        self._front_cache = parts.front.new_cache()
+        self._back_cache = parts.back.new_cache()
+        self._pending: deque[_Pending] = deque()
+        self.max_context = parts.max_context
+        self.vocab_size = parts.vocab_size
+
+    @property
+    def max_nodes(self) -> int:
+        """What the cloud allows per step; known once the link is open."""
+        return self._link.max_nodes
+
+    def open(self) -> bool:
+        kept = self._link.open()
+        if not kept:
+            self._forget()
+        return kept
+
+    def submit(self, step: Step, tokens: Sequence[int], logits_from: int) -> None:
+        started = time.perf_counter()
+        hidden = self._parts.front.forward(self._front_cache, step, self._parts.embed(torch.tensor(tokens)))
+        computed = time.perf_counter()
+        message = encode(StepFrame(step, self._codec.encode(hidden)))
+        encoded = time.perf_counter()
+        self._link.send(message)
+        self._pending.append(
+            _Pending(
+                step,
+                logits_from,
+                device_ms=(computed - started) * 1e3,
+                codec_ms=(encoded - computed) * 1e3,
+                sent_at=time.perf_counter(),
+                bytes_up=len(message),
+            )
+        )
+
+    def collect(self) -> Evaluation:
+        pending = self._pending.popleft()
+        frame, size = self._link.receive()
+        received = time.perf_counter()
+        if not isinstance(frame, ResultFrame) or frame.number != pending.step.number:
+            raise LinkError(
+                f"{self._link.where} answered something else than step {pending.step.number}. "
+                "Is it the same version of aparte?"
+            )
+        hidden = self._codec.decode(frame.payload, len(pending.step))
+        decoded = time.perf_counter()
+        output = self._parts.back.forward(self._back_cache, pending.step, hidden)
+        logits = self._parts.head(output[pending.logits_from :])
+        ended = time.perf_counter()
+        return Evaluation(
+            logits,
+            Timing(
+                device_ms=pending.device_ms + (ended - decoded) * 1e3,
+                codec_ms=pending.codec_ms + (decoded - received) * 1e3,
+                wait_ms=(received - pending.sent_at) * 1e3,
+                cloud_ms=frame.compute_ms,
+                queue_ms=frame.queue_ms,
+                bytes_up=pending.bytes_up,
+                bytes_down=size,
+            ),
+        )
+
+    def reset(self) -> None:
+        self._link.close()
+        self._forget()
+
+    def close(self) -> None:
+        self.reset()
+
+    def _forget(self) -> None:
+        self._pending.clear()
+        self._front_cache = self._parts.front.new_cache()
+        self._back_cache = self._parts.back.new_cache()

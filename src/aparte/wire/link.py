@@ -1,0 +1,60 @@
+"""What a split target needs of the way to its cloud."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aparte.errors import (
+    AparteError,
+    FrameError,
+    LinkError,
+    MismatchError,
+    SlotError,
+    UserError,
+    WireOverflowError,
+)
+from aparte.wire.frames import ErrorFrame, Frame
+
+
+class Link(Protocol):
+    """Carries frames to one session of a cloud, in order, both ways."""
+
+    @property
+    def where(self) -> str:
+        """The other side, for messages."""
+        ...
+
+    @property
+    def max_nodes(self) -> int:
+        """Most nodes per step."""
+        ...
+
+    def open(self) -> bool:
+        """Connect unless connected. True if the session of the last call is still there."""
+        ...
+
+    def send(self, message: bytes) -> None:
+        """Raises :class:`LinkError` if the cloud is gone."""
+        ...
+
+    def receive(self) -> tuple[Frame, int]:
+        """The next frame and its size in bytes; an error frame is raised as an exception."""
+        ...
+
+    def close(self) -> None:
+        """End the session; the cloud frees its cache."""
+        ...
+
+
+_BY_CODE: dict[str, type[AparteError]] = {
+    "mismatch": MismatchError,
+    "limit": UserError,
+    "overflow": WireOverflowError,
+    "slot": SlotError,
+    "frame": FrameError,
+}
+
+
+def error_from(frame: ErrorFrame, where: str) -> AparteError:
+    """The exception that an error frame stands for."""
+    return _BY_CODE.get(frame.code, LinkError)(f"{where} says: {frame.message}")
