@@ -111,6 +111,10 @@ class Writer:
         self._prefill_chunk = prefill_chunk
         self._session = Session()
 
+    def forget(self) -> None:
+        """Keep nothing of earlier answers: the next one sends its whole prompt."""
+        self._session.clear()
+
     def write(
         self,
         prompt: Sequence[int],

@@ -7,7 +7,7 @@ The loop knows targets and drafters by their protocols; it owns tokens, sampling
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,7 +81,7 @@ class Job:
 
 def decode(
     target: Target, session: Session, drafter: Drafter, job: Job, on_prefill: PrefillProgress | None = None
-) -> Iterator[Committed]:
+) -> Generator[Committed, None, None]:
     """Write the answer, one round trip at a time.
 
     Raises :class:`UserError` before anything is sent if the prompt does not fit, and
@@ -122,7 +122,7 @@ def _decode(
     job: Job,
     limit: int,
     on_prefill: PrefillProgress | None,
-) -> Iterator[Committed]:
+) -> Generator[Committed, None, None]:
     context = list(job.prompt)  # everything known, the pending token last
     reused = session.rewind_to(context)
     written, started = 0, time.perf_counter()

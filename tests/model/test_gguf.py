@@ -277,12 +277,17 @@ class TestBadFiles:
     )
     def test_metadata_that_does_not_fit_the_tensors(self, key: str, value: int, tmp_path: Path) -> None:
         path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3, metadata={f"llama.{key}": value})
-        self.refused(path, ".")
+        self.refused(path, "Download or copy it again.")
 
     def test_a_tensor_that_the_architecture_lacks(self, tmp_path: Path) -> None:
         extra = {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}
         path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3, extra=extra)
         self.refused(path, "blk.0.attn_sinks.weight", "Use the model as safetensors.")
+
+    def test_a_layer_that_is_not_counted(self, tmp_path: Path) -> None:
+        keys = {"llama.block_count": 2}
+        path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3, metadata=keys)
+        self.refused(path, "blk.2.", "Use the model as safetensors.")
 
     def test_another_architecture(self, tmp_path: Path) -> None:
         path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3)

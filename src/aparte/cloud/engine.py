@@ -14,7 +14,7 @@ from aparte.errors import SlotError, UserError
 from aparte.fingerprint import Fingerprint
 from aparte.model.cache import SlotCache
 from aparte.model.stage import Stage
-from aparte.step import Step
+from aparte.step import ROOT, Step
 from aparte.wire.tensors import TensorCodec
 
 
@@ -93,3 +93,13 @@ class Engine:
     def open(self, wire: str) -> MiddleSession:
         """A new session. Raises :class:`UserError` for an unknown number format."""
         return MiddleSession(self._stage, wire, self._width, self.limits)
+
+    def probe(self) -> None:
+        """Send one node through the whole middle, so that "ready" means it works.
+
+        Raises :class:`~aparte.errors.WireOverflowError` if what comes out is not finite.
+        """
+        session = self.open("float32")
+        payload = bytes(self._width * 4)
+        session.run(Step(number=0, epoch=0, commit=ROOT, base=0, parents=(ROOT,)), payload)
+        session.close()

@@ -440,7 +440,10 @@ def wan_process(
         command += ["--mbps", str(profile.mbps)]
     if profile.drop_after is not None:
         command += ["--drop-after", str(profile.drop_after)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    # A session of its own: Ctrl-C is for the parent, which ends the child when it is done with it.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
         try:
             yield _read_address(child, start_timeout_s)
         finally:

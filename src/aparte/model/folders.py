@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aparte.errors import CheckpointError
@@ -40,6 +40,16 @@ def source_of(folder: Path) -> str | None:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     return str(manifest.get("source"))
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in ``folder``; those that vanish meanwhile do not count."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            with suppress(OSError):
+                total += (Path(parent) / file).stat().st_size
+    return total
 
 
 @contextmanager

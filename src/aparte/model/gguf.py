@@ -48,10 +48,13 @@ def converted_dir() -> Path:
     return cache_dir() / "gguf"
 
 
-def convert(path: Path, progress: Progress | None = None, *, folder: Path | None = None) -> Path:
-    """The model folder for the GGUF file ``path``; made on first use, under ``folder`` or in the cache.
+def convert(
+    path: Path, progress: Progress | None = None, *, folder: Path | None = None, source: str | None = None
+) -> Path:
+    """The model folder for the GGUF file ``path``; made on first use, as ``folder`` or in the cache.
 
     A conversion in the cache belongs to one state of one file: its path, size and time of change.
+    ``source`` is what the folder's manifest says it was made from; the path unless given.
     """
     progress = progress or quiet
     try:
@@ -62,7 +65,8 @@ def convert(path: Path, progress: Progress | None = None, *, folder: Path | None
     if folder is None:
         key = hashlib.sha256(f"{path}\0{state.st_size}\0{state.st_mtime_ns}".encode()).hexdigest()[:12]
         folder = converted_dir() / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', path.stem)[:80]}-{key}"
-    return folders.make(folder, str(path), lambda partial: _convert(path, partial, progress), progress)
+    source = source or str(path)
+    return folders.make(folder, source, lambda partial: _convert(path, partial, progress), progress)
 
 
 def _convert(path: Path, folder: Path, progress: Progress) -> None:

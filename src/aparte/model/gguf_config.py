@@ -69,6 +69,7 @@ def model_config(file: GgufFile) -> PretrainedConfig:
 
 
 def _checked(file: GgufFile, kind: type[Any], values: dict[str, Any]) -> PretrainedConfig:
+    """The configuration with transformers' own checks of types and divisibility as our error."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:
@@ -77,7 +78,7 @@ def _checked(file: GgufFile, kind: type[Any], values: dict[str, Any]) -> Pretrai
         StrictDataclassError,
         ValueError,
         TypeError,
-    ) as error:  # transformers checks types and divisibility
+    ) as error:
         raise file.damaged(" ".join(str(error).split()).rstrip(".")) from error
 
 

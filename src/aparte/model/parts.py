@@ -53,7 +53,7 @@ class Precision:
             raise UserError(
                 "There is no CUDA device here. Use --device cpu, or install a CUDA build of torch."
             )
-        name = compute.dtype
+        name: str = compute.dtype
         if name == "auto":
             name = {"cuda": "bfloat16", "mps": "float16"}.get(device.type, "packed16")
             if name == "packed16" and not packed_available():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,7 @@ class SlotTree:
     def check_integrity(self) -> None:
         """Raise :class:`SlotError` unless slots increase, rows are dense and every parent exists."""
         slots = self.slots
-        if any(left >= right for left, right in zip(slots, slots[1:], strict=False)):
+        if any(left >= right for left, right in pairwise(slots)):
             raise SlotError("The slots of the tree are out of order.")
         depth_of = {self.tip: len(self._committed) - 1}
         for row, (slot, node) in enumerate(self._pending.items(), start=len(self._committed)):

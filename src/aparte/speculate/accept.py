@@ -27,7 +27,9 @@ def accept(tree: DraftTree, choices: Sequence[int]) -> Accepted:
     token for token, what sequential decoding writes.
     """
     children = tree.children()
-    node, path, tokens = BELOW_ROOT, [], []
+    node = BELOW_ROOT
+    path: list[int] = []
+    tokens: list[int] = []
     while True:
         token = choices[1 + node]
         tokens.append(token)

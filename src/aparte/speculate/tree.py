@@ -50,7 +50,7 @@ class TreeBuilder:
         return len(self._tokens)
 
     def add(self, parent: int, token: int, probability: float) -> int:
-        """Add ``token`` below node ``parent`` and return its node; an existing twin keeps the larger estimate."""
+        """Add ``token`` below node ``parent``, or find it there; the larger estimate counts."""
         node = self._children.get((parent, token))
         if node is not None:
             self._probabilities[node] = max(self._probabilities[node], probability)

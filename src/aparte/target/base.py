@@ -16,7 +16,7 @@ class Timing:
     """Where one step's time went, and what it sent. All times in milliseconds.
 
     ``device_ms`` is front, back and head; ``codec_ms`` turning tensors into frames and back;
-    ``wait_ms`` the time between the last byte handed to the link and the whole answer received;
+    ``wait_ms`` the time from handing the message to the link until the whole answer is there;
     ``cloud_ms`` and ``queue_ms`` the cloud's own account of that wait: forward pass and waiting for it.
     """
 

@@ -75,7 +75,7 @@ class SplitTarget:
         hidden = self._parts.front.forward(self._front_cache, step, self._parts.embed(torch.tensor(tokens)))
         computed = time.perf_counter()
         message = encode(StepFrame(step, self._codec.encode(hidden)))
-        encoded = time.perf_counter()
+        encoded = time.perf_counter()  # the wait includes handing the message over
         self._link.send(message)
         self._pending.append(
             _Pending(
@@ -83,7 +83,7 @@ class SplitTarget:
                 logits_from,
                 device_ms=(computed - started) * 1e3,
                 codec_ms=(encoded - computed) * 1e3,
-                sent_at=time.perf_counter(),
+                sent_at=encoded,
                 bytes_up=len(message),
             )
         )

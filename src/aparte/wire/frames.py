@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,8 +140,7 @@ def decode(message: bytes) -> Frame:
     if reader is None:
         raise FrameError("A message is of an unknown kind.")
     payload = memoryview(message)[_LENGTH.size + length :]
-    frame: Frame = reader(header, payload)
-    return frame
+    return reader(header, payload)
 
 
 def _integer(header: dict[str, Any], key: str, low: int, high: int = 2**53) -> int:
@@ -219,7 +219,7 @@ def _read_error(header: dict[str, Any], payload: memoryview) -> ErrorFrame:
     return ErrorFrame(_string(header, "code", 32), _string(header, "message", 2000))
 
 
-_READERS = {
+_READERS: dict[str, Callable[[dict[str, Any], memoryview], Frame]] = {
     "hello": _read_hello,
     "welcome": _read_welcome,
     "step": _read_step,

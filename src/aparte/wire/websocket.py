@@ -5,7 +5,6 @@ Compression is off because hidden states don't compress and the attempt costs ti
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.protocol import State
 from websockets.sync.client import ClientConnection, connect
 
+from aparte.address import is_loopback
 from aparte.config import LinkSettings
 from aparte.errors import DoorError, FrameError, LinkError, MismatchError, UserError
 from aparte.fingerprint import Fingerprint
@@ -22,14 +22,6 @@ from aparte.wire.link import error_from
 
 #: Nodes per message that a device accepts at most, whatever the cloud announces.
 MAX_NODES = 4096
-
-
-def is_loopback(host: str) -> bool:
-    """True for addresses that never leave this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class WebSocketLink:
@@ -146,7 +138,8 @@ class WebSocketLink:
             ) from None
         except OSError as error:
             raise LinkError(
-                f"{self.where} cannot be reached ({error.strerror or error}). Is `aparte serve` running there?"
+                f"{self.where} cannot be reached ({error.strerror or error}). "
+                "Is `aparte serve` running there?"
             ) from None
 
     def _greet(self) -> None:

@@ -1,0 +1,77 @@
+"""The ``aparte`` command: registers the subcommands and turns errors into sentences and exit codes.
+
+Nothing here imports torch; the commands do, when they run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from aparte import __version__
+from aparte.cli.chat import chat
+from aparte.cli.demo import demo
+from aparte.cli.generate import generate
+from aparte.cli.models import models_app
+from aparte.cli.serve import serve
+from aparte.cli.verify import verify
+from aparte.cli.wan import wan
+from aparte.errors import AparteError
+
+app = typer.Typer(
+    name="aparte",
+    help="Run a language model on two machines: text stays on this device, a rented GPU does the middle.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(serve)
+app.command()(generate)
+app.command()(chat)
+app.command()(verify)
+app.command()(demo)
+app.command("wan")(wan)
+app.add_typer(models_app, name="models")
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"aparte {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
+    try:
+        app()
+    except AparteError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output left; nothing more to say, and nothing to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("APARTE_DEBUG"):
+            raise
+        # The message may hold anything, so only its type is shown.
+        typer.echo(
+            f"Error: something unexpected happened ({type(error).__name__}). "
+            "This is a bug; run again with APARTE_DEBUG=1 for the details and report it.",
+            err=True,
+        )
+        sys.exit(1)

@@ -1,0 +1,138 @@
+"""``aparte chat``: several turns with one model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from aparte.cli import options
+from aparte.cli.generate import stream, summarize
+from aparte.cli.output import note, print_json
+from aparte.cli.setup import Setup, connect
+from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
+from aparte.errors import AparteError, UserError
+
+HELP = "Ctrl-C stops an answer. /reset starts a new conversation, /help shows this, /exit (or Ctrl-D) leaves."
+
+
+def chat(
+    model: options.Model,
+    cloud: options.Cloud = None,
+    cut: options.CutOption = str(Cut()),
+    decode: options.Decode = Decoding.decode,
+    ngram: options.Ngram = Decoding.ngram,
+    max_nodes: options.MaxNodes = Decoding.max_nodes,
+    max_new_tokens: options.MaxNewTokens = Stopping.max_new_tokens,
+    temperature: options.Temperature = Sampling.temperature,
+    top_p: options.TopP = Sampling.top_p,
+    top_k: options.TopK = Sampling.top_k,
+    min_p: options.MinP = Sampling.min_p,
+    seed: options.Seed = Sampling.seed,
+    stop: options.Stop = None,
+    system: options.System = None,
+    rtt: options.Rtt = None,
+    mbps: options.Mbps = None,
+    wire: options.Wire = "auto",
+    dtype: options.Dtype = Compute.dtype,
+    device: options.DeviceOption = Compute.device,
+    token_file: options.TokenFile = None,
+    tls_ca: options.TlsCa = None,
+    step_timeout: options.StepTimeout = LinkSettings.step_timeout_s,
+    stats: Annotated[bool, typer.Option("--stats", help="A line of numbers after each answer.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Talk with MODEL. A follow-up only sends what is new; the cloud keeps the shared beginning.
+
+    Reads lines from standard input; with --json it prints one JSON object per answer.
+    """
+    decoding = Decoding(decode, ngram, max_nodes)  # type: ignore[arg-type]
+    sampling = Sampling(temperature, top_p, top_k, min_p, seed)
+    stopping = Stopping(max_new_tokens, tuple(stop or ()))
+    setup = Setup(
+        model=model,
+        cut=Cut.parse(cut),
+        compute=Compute(dtype, device),  # type: ignore[arg-type]
+        cloud=cloud,
+        rtt_ms=rtt,
+        mbps=mbps,
+        wire=wire,
+        token=options.read_token(token_file),
+        ca_file=tls_ca,
+        settings=LinkSettings(step_timeout_s=step_timeout),
+    )
+    start = [{"role": "system", "content": system}] if system else []
+    failed: AparteError | None = None
+    with connect(setup, quiet=json) as writer:
+        from aparte.speculate.drafter import make_drafter
+
+        drafter = make_drafter(decoding)
+        messages = list(start)
+        if not json:
+            note(HELP)
+        for line in _lines(prompt="" if json or not sys.stdin.isatty() else "\n> "):
+            if line == "/exit":
+                break
+            if line == "/help":
+                note(HELP)
+                continue
+            if line == "/reset":
+                messages = list(start)
+                continue
+            messages.append({"role": "user", "content": line})
+            try:
+                answer, pieces = writer.write(
+                    writer.codec.encode_chat(messages),
+                    drafter,
+                    sampling=sampling,
+                    decoding=decoding,
+                    stopping=stopping,
+                )
+            except UserError as error:
+                note(f"Error: {error}")
+                messages.pop()
+                continue
+            failure = stream(answer, pieces, quiet=json)
+            # What was said stays said, also if it was stopped or the cloud went away.
+            messages.append({"role": "assistant", "content": answer.text})
+            failed = failure if isinstance(failure, AparteError) else None
+            if json:
+                print_json(answer.to_json() | ({"error": str(failure)} if failure else {}))
+            elif failed is not None:
+                note(f"Error: {failed}")
+                if not answer.text:
+                    del messages[-2:]
+            elif stats:
+                summarize(answer)
+    if failed is not None:
+        raise failed
+
+
+def _lines(prompt: str) -> Iterator[str]:
+    """Lines that hold something, until the end of input. Ctrl-C at the prompt clears the line."""
+    if prompt:
+        import readline  # noqa: F401 - gives input() line editing and history
+    while True:
+        try:
+            line = input(prompt) if prompt else _read_line()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            note("\n(Ctrl-D or /exit leaves)")
+            continue
+        if line.strip():
+            yield line.strip()
+
+
+def _read_line() -> str:
+    raw = sys.stdin.buffer.readline()
+    if not raw:
+        raise EOFError
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(
+            "A line on standard input is not valid UTF-8. Convert it first, e.g. with iconv."
+        ) from None

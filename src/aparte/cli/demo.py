@@ -1,0 +1,108 @@
+"""``aparte demo``: one private generation behind an emulated WAN, and what it cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aparte.cli import options
+from aparte.cli.generate import stream
+from aparte.cli.output import note, print_json, progress_bar, show_table
+from aparte.cli.setup import Setup, connect
+from aparte.config import DEFAULT_MODEL, Compute, Cut, DecodeName, Decoding, Sampling, Stopping
+from aparte.errors import AparteError
+
+if TYPE_CHECKING:
+    from aparte.answer import Answer, Writer
+
+PROMPT = "Write a Python function that checks whether a number is prime, then explain it line by line."
+
+
+def demo(
+    prompt: Annotated[str, typer.Option(help="What to ask.")] = PROMPT,
+    rtt: Annotated[float, typer.Option(metavar="MS", help="Round trip to emulate.")] = 80,
+    mbps: options.Mbps = None,
+    cut: options.CutOption = str(Cut()),
+    max_new_tokens: options.MaxNewTokens = 96,
+    json: options.Json = False,
+) -> None:
+    """Ask the default model something, with its middle in another process behind an 80 ms round trip."""
+    setup = Setup(DEFAULT_MODEL, Cut.parse(cut), Compute(), rtt_ms=rtt, mbps=mbps)
+    answers: dict[str, Answer] = {}
+    with connect(setup, quiet=json) as writer:
+        tokens = writer.codec.encode_chat([{"role": "user", "content": prompt}])
+        if not json:
+            note(f"\nYou, on the device: {prompt}")
+            note("Each colour (or each part between bars) is one round trip:\n")
+        answers["lookahead"] = _write(writer, tokens, "lookahead", max_new_tokens, live=not json)
+        if not json:
+            note("\nThe same one token at a time, and with the model in one piece ...")
+        with progress_bar(quiet=json) as progress:
+            progress("sequential", 0, 1)
+            answers["sequential"] = _write(writer, tokens, "sequential", max_new_tokens, live=False)
+            progress("sequential", 1, 1)
+            progress("unsplit model", 0, 1)
+            unsplit = _unsplit(setup, writer, tokens, max_new_tokens)
+            progress("unsplit model", 1, 1)
+    identical = all(answer.token_ids == unsplit for answer in answers.values())
+    if json:
+        print_json(
+            {
+                "identical": identical,
+                "rtt_ms": rtt,
+                "mbps": mbps,
+                **{name: answer.to_json() for name, answer in answers.items()},
+            }
+        )
+    else:
+        show_table(
+            f"{DEFAULT_MODEL}, cut {setup.cut}, {rtt:g} ms round trip",
+            ["", "sequential", "lookahead"],
+            _rows(answers["sequential"], answers["lookahead"]),
+        )
+        note(f"identical to the unsplit model: {'yes' if identical else 'no'}")
+
+
+def _write(writer: Writer, tokens: list[int], decode: DecodeName, max_new_tokens: int, live: bool) -> Answer:
+    from aparte.speculate.drafter import make_drafter
+
+    decoding = Decoding(decode=decode)
+    writer.forget()  # each run pays for its own prompt
+    answer, pieces = writer.write(
+        tokens,
+        make_drafter(decoding),
+        sampling=Sampling(),
+        decoding=decoding,
+        stopping=Stopping(max_new_tokens=max_new_tokens),
+    )
+    failure = stream(answer, pieces, marks=True, quiet=not live)
+    if isinstance(failure, AparteError):
+        raise failure
+    if failure is not None:
+        raise KeyboardInterrupt
+    return answer
+
+
+def _unsplit(setup: Setup, writer: Writer, tokens: list[int], max_new_tokens: int) -> list[int]:
+    """What the model writes in one piece, by ``transformers``' own ``generate``."""
+    from aparte.device import load_blueprint
+    from aparte.measure.verify import Reference
+    from aparte.model.registry import resolve
+
+    blueprint = load_blueprint(resolve(setup.model), setup.compute)
+    return Reference(blueprint, writer.codec.eos).write(tokens, max_new_tokens).tokens
+
+
+def _rows(*answers: Answer) -> list[list[str]]:
+    def row(label: str, value: Any) -> list[str]:
+        return [label, *(value(answer) for answer in answers)]
+
+    return [
+        row("tokens", lambda a: str(len(a.token_ids))),
+        row("round trips", lambda a: str(a.round_trips)),
+        row("tokens per round trip (MAT)", lambda a: f"{a.mat:.2f}"),
+        row("tok/s", lambda a: f"{a.tok_s:.2f}"),
+        row("bytes per token, up", lambda a: f"{a.bytes_per_token[0]:.0f}"),
+        row("bytes per token, down", lambda a: f"{a.bytes_per_token[1]:.0f}"),
+    ]

@@ -1,0 +1,151 @@
+"""``aparte generate``: one answer."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aparte.cli import options
+from aparte.cli.output import RoundTripMarks, note, print_json, progress_bar, write
+from aparte.cli.setup import Setup, connect
+from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
+from aparte.errors import AparteError
+
+if TYPE_CHECKING:
+    from aparte.answer import Answer, Piece
+
+
+def generate(
+    model: options.Model,
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.", show_default=False)],
+    cloud: options.Cloud = None,
+    cut: options.CutOption = str(Cut()),
+    decode: options.Decode = Decoding.decode,
+    ngram: options.Ngram = Decoding.ngram,
+    max_nodes: options.MaxNodes = Decoding.max_nodes,
+    max_new_tokens: options.MaxNewTokens = Stopping.max_new_tokens,
+    temperature: options.Temperature = Sampling.temperature,
+    top_p: options.TopP = Sampling.top_p,
+    top_k: options.TopK = Sampling.top_k,
+    min_p: options.MinP = Sampling.min_p,
+    seed: options.Seed = Sampling.seed,
+    stop: options.Stop = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
+    system: options.System = None,
+    rtt: options.Rtt = None,
+    mbps: options.Mbps = None,
+    wire: options.Wire = "auto",
+    dtype: options.Dtype = Compute.dtype,
+    device: options.DeviceOption = Compute.device,
+    token_file: options.TokenFile = None,
+    tls_ca: options.TlsCa = None,
+    step_timeout: options.StepTimeout = LinkSettings.step_timeout_s,
+    marks: Annotated[bool, typer.Option("--marks", help="Mark the tokens of each round trip.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Write one answer to PROMPT: the text stays here, the middle layers run on the cloud."""
+    decoding = Decoding(decode, ngram, max_nodes)  # type: ignore[arg-type]
+    sampling = Sampling(temperature, top_p, top_k, min_p, seed)
+    stopping = Stopping(max_new_tokens, tuple(stop or ()))
+    text = options.read_text(prompt)
+    setup = Setup(
+        model=model,
+        cut=Cut.parse(cut),
+        compute=Compute(dtype, device),  # type: ignore[arg-type]
+        cloud=cloud,
+        rtt_ms=rtt,
+        mbps=mbps,
+        wire=wire,
+        token=options.read_token(token_file),
+        ca_file=tls_ca,
+        settings=LinkSettings(step_timeout_s=step_timeout),
+    )
+    with connect(setup, quiet=json) as writer:
+        from aparte.speculate.drafter import make_drafter
+
+        if raw:
+            tokens = writer.codec.encode(text)
+        else:
+            messages = [{"role": "system", "content": system}] if system else []
+            tokens = writer.codec.encode_chat([*messages, {"role": "user", "content": text}])
+        with progress_bar(quiet=json) as progress:
+            answer, pieces = writer.write(
+                tokens,
+                make_drafter(decoding),
+                sampling=sampling,
+                decoding=decoding,
+                stopping=stopping,
+                on_prefill=lambda done, total: progress("prompt", done, total),
+            )
+        failure = stream(answer, pieces, marks=marks, quiet=json)
+        if json:
+            print_json(answer.to_json() | ({"error": str(failure)} if failure else {}))
+        else:
+            summarize(answer)
+        if isinstance(failure, AparteError):
+            raise failure
+        if failure is not None:
+            raise KeyboardInterrupt
+
+
+def stream(
+    answer: Answer, pieces: Iterator[Piece], *, marks: bool = False, quiet: bool = False
+) -> BaseException | None:
+    """Print the pieces as they come. Returns what ended the answer early, if anything did.
+
+    The first Ctrl-C ends the answer after the step under way, with everything in order; the second one
+    ends it at once.
+    """
+    shown = RoundTripMarks()
+    interrupted = False
+    failure: BaseException | None = None
+    try:
+        with _first_interrupt() as was_interrupted:
+            for piece in pieces:
+                if marks and not quiet:
+                    shown.show(piece)
+                elif not quiet:
+                    write(piece.text)
+                if was_interrupted():
+                    interrupted = True
+                    break
+    except (AparteError, KeyboardInterrupt) as error:
+        failure = error
+    finally:
+        closer: Any = pieces
+        closer.close()
+    if not quiet and (answer.text or failure is None):
+        write("\n")
+    if interrupted and answer.finish_reason is None:
+        failure = KeyboardInterrupt("interrupted")
+    return failure
+
+
+def summarize(answer: Answer) -> None:
+    """One line about what the answer took."""
+    note(
+        f"{len(answer.token_ids)} tokens in {answer.round_trips} round trips (MAT {answer.mat:.2f}), "
+        f"{answer.tok_s:.1f} tok/s, {answer.bytes_up / 1e3:.0f} kB up, {answer.bytes_down / 1e3:.0f} kB down"
+        + ("" if answer.finish_reason else "; unfinished")
+    )
+
+
+@contextlib.contextmanager
+def _first_interrupt() -> Iterator[Any]:
+    """Turns the first SIGINT into a flag; the next one interrupts as usual."""
+    flag = False
+
+    def remember(*_: object) -> None:
+        nonlocal flag
+        flag = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    previous = signal.signal(signal.SIGINT, remember)
+    try:
+        yield lambda: flag
+    finally:
+        signal.signal(signal.SIGINT, previous)

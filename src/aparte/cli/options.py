@@ -1,0 +1,84 @@
+"""Options that several commands share. Defaults come from :mod:`aparte.config`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aparte.errors import UserError
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="smollm2-135m, a local folder, a GGUF file or a hub id.", show_default=False
+    ),
+]
+CutOption = Annotated[
+    str, typer.Option("--cut", metavar="K,M", help="First K and last M layers stay on the device.")
+]
+Dtype = Annotated[str, typer.Option(help="Compute: auto, packed16 (x86 CPU), float32, bfloat16, float16.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Cloud = Annotated[
+    str | None, typer.Option(help="ws://host:port or wss://host:port. Without it: a middle of our own.")
+]
+Wire = Annotated[str, typer.Option(help="Numbers on the wire: auto (16 bits), float16, bfloat16, float32.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the server's token (or set APARTE_TOKEN).", show_default=False)
+]
+TlsCa = Annotated[
+    Path | None, typer.Option(help="PEM certificate to trust, for a server with its own.", show_default=False)
+]
+Rtt = Annotated[float | None, typer.Option(metavar="MS", help="Emulate this round trip.")]
+Mbps = Annotated[float | None, typer.Option(metavar="N", help="Emulate this bandwidth, Mbit/s each way.")]
+Decode = Annotated[str, typer.Option(help="sequential, jacobi or lookahead.")]
+Ngram = Annotated[int, typer.Option(help="n-gram size of lookahead, 3 to 7.")]
+MaxNodes = Annotated[int, typer.Option(help="Most speculative nodes per round trip.")]
+MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to write.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this probability.")]
+TopK = Annotated[int, typer.Option(help="Keep the K most probable tokens; 0 is off.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens at least this times as probable as the best.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same text, whatever the decoding mode.")]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.", show_default=False)
+]
+System = Annotated[str | None, typer.Option(help="System message of the conversation.", show_default=False)]
+StepTimeout = Annotated[float, typer.Option(metavar="S", help="Longest wait for one answer of the cloud.")]
+
+
+def read_token(file: Path | None) -> str | None:
+    """The bearer token from ``file``, else from ``$APARTE_TOKEN``."""
+    if file is None:
+        return os.environ.get("APARTE_TOKEN") or None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The token file {file} cannot be read: {error}.") from None
+    if not token or not token.isascii() or any(char.isspace() for char in token):
+        raise UserError(f"The token file {file} must hold one ASCII token and nothing else.")
+    return token
+
+
+def read_text(text: str) -> str:
+    """A prompt argument; ``-`` reads standard input, which has to be UTF-8."""
+    if text == "-":
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"Standard input is not valid UTF-8 (at byte {error.start}). "
+                "Convert it first, for example with iconv."
+            ) from None
+    else:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError("The prompt is not valid UTF-8. Convert it first, e.g. with iconv.") from None
+    if not text.strip():
+        raise UserError("The prompt is empty. Give some text, or - to read standard input.")
+    return text

@@ -1,0 +1,101 @@
+"""From options to a writer that is ready: what ``generate``, ``chat`` and ``demo`` have in common."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from aparte.cli.output import note, progress_bar
+from aparte.config import Compute, Cut, LinkSettings
+from aparte.errors import UserError
+
+if TYPE_CHECKING:
+    from aparte.answer import Writer
+
+PRIVACY_LINE = (
+    "The cloud receives hidden states, never text. With the model's public weights it can reconstruct the "
+    "prompt and the answer from them: see docs/privacy.md before you rely on it."
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Which model, where its middle is, and how to reach it."""
+
+    model: str
+    cut: Cut
+    compute: Compute
+    cloud: str | None = None
+    rtt_ms: float | None = None
+    mbps: float | None = None
+    wire: str = "auto"
+    token: str | None = None
+    ca_file: Path | None = None
+    settings: LinkSettings = field(default_factory=LinkSettings)
+
+    @property
+    def emulated(self) -> bool:
+        """True if the WAN emulator goes in between."""
+        return self.rtt_ms is not None or self.mbps is not None
+
+
+@contextlib.contextmanager
+def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
+    """Load the device's parts and reach the cloud: a given one, one in this process, or, behind the
+    emulator, one in a process of its own, as it would be in real use."""
+    from aparte.config import WireName, one_of
+    from aparte.measure.cloud_process import CloudProcess
+    from aparte.measure.wan import WanProfile
+
+    one_of(setup.wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as stack:
+        cloud, token, child = setup.cloud, setup.token, None
+        profile = WanProfile(rtt_ms=setup.rtt_ms or 0, mbps=setup.mbps) if setup.emulated else None
+        if profile is not None and cloud is not None:
+            cloud = _relayed(stack, cloud, profile)
+        progress = stack.enter_context(progress_bar(quiet))
+        from aparte.model.registry import resolve
+
+        # Before anything is started: two processes should not fetch the same model.
+        folder = resolve(setup.model, progress=progress)
+        if profile is not None and cloud is None:
+            progress("starting the cloud", 0, 1)
+            child = stack.enter_context(CloudProcess(setup.model, setup.cut, setup.compute, profile))
+        from aparte.device import load_blueprint, open_writer
+
+        blueprint = load_blueprint(folder, setup.compute)
+        if child is not None:
+            cloud, token = child.url(), child.token
+            progress("starting the cloud", 1, 1)
+        writer = open_writer(
+            blueprint,
+            setup.model,
+            setup.cut,
+            cloud=cloud,
+            wire=setup.wire,  # type: ignore[arg-type]
+            token=token,
+            ca_file=setup.ca_file,
+            settings=setup.settings,
+            progress=progress,
+        )
+        stack.callback(writer.target.close)
+        if not quiet:
+            note(PRIVACY_LINE)
+        yield writer
+
+
+def _relayed(stack: contextlib.ExitStack, url: str, profile: object) -> str:
+    from aparte.measure.wan import wan_process
+
+    parts = urlsplit(url)
+    if parts.scheme != "ws" or not parts.hostname or not parts.port:
+        raise UserError(
+            "--rtt and --mbps emulate a link to ws://host:port addresses only; over TLS the certificate "
+            "would not match. Run `aparte wan` yourself, or leave them out."
+        )
+    host, port = stack.enter_context(wan_process((parts.hostname, parts.port), profile))  # type: ignore[arg-type]
+    return f"ws://{host}:{port}"

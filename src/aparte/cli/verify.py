@@ -1,0 +1,125 @@
+"""``aparte verify``: is the split model's text the unsplit model's?"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aparte.cli import options
+from aparte.cli.output import note, print_json, progress_bar, show_table
+from aparte.config import Compute, Cut, Decoding
+from aparte.errors import AparteError, UserError
+
+
+def verify(
+    model: options.Model,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help='Text file with a prompt per line, or JSON lines with "prompt".', show_default=False
+        ),
+    ] = None,
+    cut: options.CutOption = str(Cut()),
+    decode: options.Decode = Decoding.decode,
+    ngram: options.Ngram = Decoding.ngram,
+    max_nodes: options.MaxNodes = Decoding.max_nodes,
+    max_new_tokens: options.MaxNewTokens = 48,
+    wire: options.Wire = "float32",
+    dtype: options.Dtype = "float32",
+    device: options.DeviceOption = Compute.device,
+    json: options.Json = False,
+) -> None:
+    """Compare MODEL unsplit, split, and split with speculation, token by token and logit by logit.
+
+    In float32 on a float32 wire the tokens have to be equal, and the command fails if they are not.
+    With 16-bit numbers it reports what rounding does; only sequential against speculative must agree.
+    """
+    from aparte.config import WireName, one_of
+
+    decoding = Decoding(decode, ngram, max_nodes)  # type: ignore[arg-type]
+    wanted, compute = Cut.parse(cut), Compute(dtype, device)  # type: ignore[arg-type]
+    one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
+    texts = read_prompts(prompts)
+    with progress_bar(quiet=json) as progress:
+        from aparte.device import load_blueprint, open_writer, wire_format
+        from aparte.measure.verify import Reference, Report
+        from aparte.measure.verify import verify as run
+        from aparte.model.registry import resolve
+
+        blueprint = load_blueprint(resolve(model, progress=progress), compute)
+        writer = open_writer(blueprint, model, wanted, wire=wire, progress=progress)  # type: ignore[arg-type]
+        codec = writer.codec
+        progress("unsplit model", 0, 1)
+        reference = Reference(blueprint, codec.eos)
+        progress("unsplit model", 1, 1)
+        encoded = [
+            codec.encode_chat([{"role": "user", "content": text}])
+            if codec.has_chat_template
+            else codec.encode(text)
+            for text in texts
+        ]
+        report = Report(
+            blueprint.precision.name,
+            wire_format(wire, blueprint),  # type: ignore[arg-type]
+            str(wanted),
+            decoding.decode,
+        )
+        for _ in run(
+            reference,
+            writer,
+            encoded,
+            report,
+            decoding=decoding,
+            max_new_tokens=max_new_tokens,
+            on_prompt=lambda done, total: progress("prompts", done, total),
+        ):
+            pass
+
+    result = report.to_json()
+    if json:
+        print_json(result)
+    else:
+        perplexity = result["self_perplexity"]
+        show_table(
+            f"{model}, cut {wanted}, compute {report.dtype}, wire {report.wire}, {len(texts)} prompts",
+            ["", "unsplit", "sequential", decoding.decode],
+            [
+                ["self-perplexity", *(f"{perplexity[name]:.4f}" for name in perplexity)],
+            ],
+        )
+        note(f"Identical tokens: {result['identical_share']:.2%}; all answers: {_yes(report.identical)}")
+        note(f"Sequential and {decoding.decode} identical: {_yes(report.speculative_is_sequential)}")
+        note(f"Largest logit difference: {result['max_logit_diff']:.2g}")
+    exact = report.dtype == report.wire == "float32"
+    if not report.speculative_is_sequential or (exact and not report.identical):
+        raise AparteError(
+            "The answers differ where they must not. Please report this with the model, the versions of "
+            "torch and transformers, and the output of --json."
+        )
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def read_prompts(file: Path | None) -> list[str]:
+    """The built-in prompts, or those of a text or JSON-lines file."""
+    if file is None:
+        from aparte.measure.prompts import PROMPTS
+
+        return list(PROMPTS)
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The prompts in {file} cannot be read: {error}.") from None
+    if not lines:
+        raise UserError(f"There are no prompts in {file}.")
+    if file.suffix != ".jsonl":
+        return lines
+    try:
+        return [str(jsonlib.loads(line)["prompt"]) for line in lines]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f'Every line of {file} must be a JSON object with a "prompt".') from None

@@ -1,0 +1,61 @@
+"""``aparte models`` and ``aparte models get``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from aparte.cli.models import models_app
+from aparte.errors import CheckpointError
+from tiny import save_tiny_gguf
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("APARTE_CACHE", str(tmp_path / "aparte"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+def test_listing_as_json(tmp_path: Path) -> None:
+    result = CliRunner().invoke(models_app, ["--json"])
+    assert result.exit_code == 0
+    listing = json.loads(result.stdout)
+    assert listing["cache"] == str(tmp_path / "aparte")
+    assert listing["models"] == [
+        {"name": "smollm2-135m", "source": "embedded", "cached": False, "path": None, "size_bytes": 0}
+    ]
+
+
+def test_listing_as_plain_text() -> None:
+    result = CliRunner().invoke(models_app, [])
+    assert result.stdout == "smollm2-135m\tembedded\tnot downloaded\t\n"
+
+
+def test_getting_a_model(tmp_path: Path) -> None:
+    path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3)
+    result = CliRunner().invoke(models_app, ["get", str(path), "--json"])
+    assert result.exit_code == 0
+    made = json.loads(result.stdout)
+    assert made["name"] == str(path)
+    assert made["size_bytes"] == sum(file.stat().st_size for file in Path(made["path"]).iterdir())
+    assert "Converting m.gguf" in result.stderr
+    assert str(path) in CliRunner().invoke(models_app, []).stdout
+
+
+def test_a_model_that_does_not_exist() -> None:
+    result = CliRunner().invoke(models_app, ["get", "./nope"])
+    assert isinstance(result.exception, CheckpointError)
+    assert result.stdout == ""
+
+
+def test_listing_needs_no_heavy_imports() -> None:
+    code = (
+        "import sys; from aparte.cli.models import models_app; models_app(['--json'], standalone_mode=False);"
+        "assert not {'torch', 'transformers', 'gguf'} & set(sys.modules), 'heavy import'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

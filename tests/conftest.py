@@ -1,0 +1,51 @@
+"""Fixtures that many tests share: tiny models of every family, and the embedded default model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import FAMILIES, save_tiny
+
+from aparte.config import DEFAULT_MODEL
+from aparte.errors import AparteError
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads() -> None:
+    """Tiny models lose more to thread hand-overs than they gain."""
+    torch.set_grad_enabled(False)
+
+
+@pytest.fixture(scope="session")
+def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder with a tiny random model and its tokenizer, by family."""
+    root = tmp_path_factory.mktemp("tiny")
+    return {family: save_tiny(family, root / family) for family in FAMILIES}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def tiny_folder(tiny_folders: dict[str, Path], family: str) -> Path:
+    return tiny_folders[family]
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tiny_folders: dict[str, Path]) -> Path:
+    return tiny_folders["llama"]
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The embedded default model's folder; skips where it can neither be found nor fetched."""
+    from aparte.model.registry import resolve
+
+    try:
+        return resolve(DEFAULT_MODEL)
+    except AparteError as error:
+        pytest.skip(f"the default model is not available: {error}")

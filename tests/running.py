@@ -1,0 +1,43 @@
+"""A real server for tests: its own thread and event loop, real sockets on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aparte.cloud.server import MiddleServer
+from aparte.config import Compute, Cut, ServerLimits
+from aparte.device import load_blueprint, load_engine
+
+FLOAT32 = Compute(dtype="float32", device="cpu")
+
+
+@contextmanager
+def running_server(
+    folder: Path,
+    cut: Cut | None = None,
+    *,
+    compute: Compute = FLOAT32,
+    limits: ServerLimits | None = None,
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    name: str = "tiny",
+) -> Iterator[tuple[MiddleServer, str]]:
+    """Serve the middle of the model in ``folder``; yields the server and its URL."""
+    engine = load_engine(load_blueprint(folder, compute), cut or Cut(), name, limits)
+    server = MiddleServer(engine, token=token, tls=tls)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0), loop).result(10)
+    try:
+        yield server, f"{'wss' if tls else 'ws'}://127.0.0.1:{port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
