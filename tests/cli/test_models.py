@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +54,27 @@ def test_a_model_that_does_not_exist() -> None:
     result = CliRunner().invoke(models_app, ["get", "./nope"])
     assert isinstance(result.exception, CheckpointError)
     assert result.stdout == ""
+
+
+def test_a_terminal_gets_a_table_and_bars(tmp_path: Path) -> None:
+    path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3)
+    code = (
+        "import sys; from aparte.cli.models import models_app;"
+        f"models_app(['get', {str(path)!r}], standalone_mode=False); models_app([], standalone_mode=False)"
+    )
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal's end is told on Linux
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    assert child.wait(60) == 0
+    text = shown.decode()
+    assert "Converting m.gguf" in text
+    assert "MODEL" in text
+    assert "not downloaded" in text
 
 
 def test_listing_needs_no_heavy_imports() -> None:

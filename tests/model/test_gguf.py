@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aparte.errors import CheckpointError
@@ -301,6 +303,26 @@ class TestBadFiles:
     def test_one_part_of_several(self, tmp_path: Path) -> None:
         path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3, metadata={"split.count": 3})
         self.refused(path, "one of 3 parts", "llama-gguf-split --merge")
+
+    def test_a_number_format_without_a_conversion(self, tmp_path: Path) -> None:
+        path = save_tiny_gguf("llama", tmp_path / "m.gguf", kind="F16", layers=3)
+        data = bytearray(path.read_bytes())
+        name = b"blk.0.ffn_up.weight"
+        place = data.index(name) + len(name) + 4 + 2 * 8  # after its two dimensions
+        data[place : place + 4] = struct.pack("<I", GGMLQuantizationType.I16)
+        path.write_bytes(data)
+        self.refused(path, "quantized as I16", "Use another quantization")
+
+    def test_a_disk_that_is_too_small(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3)
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
+        self.refused(path, "0.0 GB free", "APARTE_CACHE")
+
+    def test_a_cache_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3)
+        monkeypatch.setenv("APARTE_CACHE", str(path / "below-a-file"))
+        self.refused(path, "cannot be written", "set APARTE_CACHE")
 
     def test_a_partly_rotated_head(self, tmp_path: Path) -> None:
         path = save_tiny_gguf(

@@ -136,7 +136,7 @@ class _Session:
                 tqdm_class=_bar(f"Downloading {file}", self.progress),
             )
         except LocalEntryNotFoundError:
-            if self.offline and file not in (CONFIG, WEIGHTS) and not file.endswith(".safetensors"):
+            if self.offline and file != CONFIG and not file.endswith(".safetensors"):
                 return None
             raise
         except EntryNotFoundError:
