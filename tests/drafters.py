@@ -43,9 +43,7 @@ class RandomTrees:
         size = self._random.randint(0, budget)
         parents = tuple(self._random.randint(-1, node - 1) for node in range(size))
         truth = self._text[len(context) :]
-        tokens = tuple(
-            self._random.choice([*truth[:4], self._random.randrange(250)]) for _ in range(size)
-        )
+        tokens = tuple(self._random.choice([*truth[:4], self._random.randrange(250)]) for _ in range(size))
         return DraftTree(tokens, parents, tuple(self._random.random() for _ in range(size)))
 
     def observe(self, outcome: Outcome) -> None:

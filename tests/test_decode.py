@@ -89,9 +89,7 @@ def write(
 def test_greedy_equals_the_unsplit_model(tiny_folder: Path, cut: Cut, mode: Decoding) -> None:
     """60 tokens, well past the sliding window of the tiny Mistral."""
     prompt, expected = truth(tiny_folder, 60)
-    answer = write(
-        writer_for(tiny_folder, cut), prompt, make_drafter(mode), 60, max_nodes=mode.max_nodes
-    )
+    answer = write(writer_for(tiny_folder, cut), prompt, make_drafter(mode), 60, max_nodes=mode.max_nodes)
     assert answer.token_ids == expected
     assert answer.round_trips <= 60
 

@@ -14,12 +14,8 @@ from aparte.device import load_blueprint, load_engine
 from aparte.errors import CheckpointError, CutError
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.linear import PackedLinear, packed_available
+from aparte.model.needed import layer_index, needed_by_cloud, needed_by_device
 from aparte.target.split import DeviceParts
-
-
-def layer_of(name: str) -> int | None:
-    parts = name.split(".")
-    return int(parts[parts.index("layers") + 1]) if "layers" in parts else None
 
 
 def test_the_cloud_reads_the_middle_and_nothing_else(tiny_folder: Path) -> None:
@@ -27,7 +23,7 @@ def test_the_cloud_reads_the_middle_and_nothing_else(tiny_folder: Path) -> None:
     cut = Cut(2, 1)
     load_engine(blueprint, cut, "tiny")
     checkpoint = blueprint.checkpoint
-    assert {layer_of(name) for name in checkpoint.tensors_read} == set(cut.middle(blueprint.layers))
+    assert {layer_index(name) for name in checkpoint.tensors_read} == set(cut.middle(blueprint.layers))
     assert set(checkpoint.tensors_read) == set(blueprint.middle_names(cut))
     expected = sum(
         torch.Size(checkpoint.shapes()[name][1]).numel() * 4 for name in blueprint.middle_names(cut)
@@ -43,6 +39,14 @@ def test_the_device_reads_the_ends_and_nothing_else(tiny_folder: Path) -> None:
     read, middle = set(blueprint.checkpoint.tensors_read), set(blueprint.middle_names(cut))
     assert not read & middle
     assert read == set(blueprint.checkpoint.names()) - middle
+
+
+def test_what_is_fetched_is_what_is_read(tiny_folder: Path) -> None:
+    blueprint, cut = load_blueprint(tiny_folder, FLOAT32), Cut(2, 1)
+    middle, names = set(blueprint.middle_names(cut)), blueprint.checkpoint.names()
+    cloud, device = needed_by_cloud(cut), needed_by_device(cut)
+    assert {name for name in names if cloud(name, blueprint.layers)} == middle
+    assert {name for name in names if device(name, blueprint.layers)} == names - middle
 
 
 def test_tied_embeddings_are_read_once(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class TestHub:
         files = json.loads((source / INDEX).read_text())["weight_map"]
         names = [name for name in files if ".layers.2." in name]
 
-        folder = resolve("some/tiny", wanted=names.__contains__, tokenizer=False)
+        folder = resolve("some/tiny", wanted=lambda name, layers: name in names, tokenizer=False)
 
         fetched = {name for name in hub.downloads() if name.endswith(".safetensors")}
         assert fetched == {files[name] for name in names}
@@ -145,7 +145,7 @@ class TestHub:
 
     def test_offline_and_incomplete(self, hub: Hub) -> None:
         assert "aparte models get some/tiny" in _refusal("some/tiny", offline=True)
-        resolve("some/tiny", wanted=lambda name: ".layers.2." in name)
+        resolve("some/tiny", wanted=lambda name, layers: ".layers.2." in name)
         assert "not complete on this machine" in _refusal("some/tiny", offline=True)
 
     @pytest.mark.usefixtures("_own_caches")

@@ -85,9 +85,7 @@ def test_random_trees_equal_a_full_recompute(
         assert cache.tree.rows == len(model.parent)
         for offset in range(len(tokens)):
             path = [model.token[slot] for slot in model.path(base + offset)]
-            torch.testing.assert_close(
-                hidden[offset], recompute(stage, embed, path), atol=2e-4, rtol=1e-4
-            )
+            torch.testing.assert_close(hidden[offset], recompute(stage, embed, path), atol=2e-4, rtol=1e-4)
 
 
 def test_a_step_sent_twice_means_the_same(llama_folder: Path) -> None:
@@ -121,9 +119,7 @@ def test_rejected_nodes_leave_no_trace(llama_folder: Path) -> None:
 def test_an_accepted_branch_is_compacted(llama_folder: Path) -> None:
     _, stage, embed = loaded(llama_folder)
     cache = stage.new_cache()
-    stage.forward(
-        cache, Step(1, 0, ROOT, 0, chain_parents(ROOT, 0, 3)), embed(torch.tensor([1, 2, 3]))
-    )
+    stage.forward(cache, Step(1, 0, ROOT, 0, chain_parents(ROOT, 0, 3)), embed(torch.tensor([1, 2, 3])))
     # Two branches below the tip; the second one is accepted.
     stage.forward(cache, Step(2, 0, 2, 3, (2, 3, 2, 5)), embed(torch.tensor([10, 11, 20, 21])))
     hidden = stage.forward(cache, Step(3, 0, 6, 7, (6,)), embed(torch.tensor([30])))
@@ -156,9 +152,7 @@ def test_the_cache_grows_and_keeps_what_it_holds(llama_folder: Path) -> None:
 def test_unknown_slots_are_refused_and_change_nothing(llama_folder: Path, step: Step, cause: str) -> None:
     _, stage, embed = loaded(llama_folder)
     cache = stage.new_cache()
-    stage.forward(
-        cache, Step(1, 0, ROOT, 0, chain_parents(ROOT, 0, 3)), embed(torch.tensor([1, 2, 3]))
-    )
+    stage.forward(cache, Step(1, 0, ROOT, 0, chain_parents(ROOT, 0, 3)), embed(torch.tensor([1, 2, 3])))
     with pytest.raises(SlotError, match=cause):
         stage.forward(cache, step, embed(torch.tensor([4])))
     assert cache.tree.slots == (0, 1, 2)

@@ -51,15 +51,16 @@ def serve(
     tls = door.tls_context(tls_cert, tls_key)
     door.check(host, has_token=token is not None, has_tls=tls is not None, insecure=insecure)
     limits = ServerLimits(idle_s=idle, max_sessions=max_sessions)
-    wanted = Cut.parse(cut)
+    where = Cut.parse(cut)
     compute = Compute(dtype, device)  # type: ignore[arg-type]
 
     with progress_bar(quiet=json) as progress:
         from aparte.device import load_blueprint, load_engine
+        from aparte.model.needed import needed_by_cloud
         from aparte.model.registry import resolve
 
-        blueprint = load_blueprint(resolve(model, tokenizer=False, progress=progress), compute)
-        engine = load_engine(blueprint, wanted, model, limits, progress)
+        folder = resolve(model, wanted=needed_by_cloud(where), tokenizer=False, progress=progress)
+        engine = load_engine(load_blueprint(folder, compute), where, model, limits, progress)
         engine.probe()
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -58,10 +58,12 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         if profile is not None and cloud is not None:
             cloud = _relayed(stack, cloud, profile)
         progress = stack.enter_context(progress_bar(quiet))
+        from aparte.model.needed import needed_by_device
         from aparte.model.registry import resolve
 
         # Before anything is started: two processes should not fetch the same model.
-        folder = resolve(setup.model, progress=progress)
+        needed = None if cloud is None else needed_by_device(setup.cut)
+        folder = resolve(setup.model, wanted=needed, progress=progress)
         if profile is not None and cloud is None:
             progress("starting the cloud", 0, 1)
             child = stack.enter_context(CloudProcess(setup.model, setup.cut, setup.compute, profile))

@@ -30,9 +30,10 @@ def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
         raise UserError("TLS needs both --tls-cert and --tls-key.")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(cert, key)
+        # Without a password given, OpenSSL would ask for an encrypted key's on the terminal.
+        context.load_cert_chain(cert, key, password="")
     except (OSError, ssl.SSLError) as error:
         raise UserError(
-            f"{cert} and {key} are not a readable PEM certificate and its private key ({error})."
+            f"{cert} and {key} are not a readable PEM certificate and its unencrypted private key ({error})."
         ) from None
     return context

@@ -52,6 +52,14 @@ class MiddleSession:
             raise LimitError(
                 f"A step has {len(step)} nodes; this server takes {self._limits.max_nodes_per_step}."
             )
+        # Nothing below the committed tip has a slot outside this range. The mask among such nodes is
+        # quadratic in their number, so that an endless uncommitted chain would take all memory.
+        pending = step.base + len(step) - (step.commit + 1)
+        if pending > self._limits.max_pending_nodes:
+            raise LimitError(
+                f"A step leaves up to {pending} nodes uncommitted; "
+                f"this server takes {self._limits.max_pending_nodes}."
+            )
         if len(payload) != len(step) * self._codec.bytes_per_node:
             self._codec.decode(b"", len(step))  # raises with the numbers
 

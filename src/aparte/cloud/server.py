@@ -41,9 +41,22 @@ from aparte.wire.frames import (
 
 log = logging.getLogger(__name__)
 
+#: The WebSocket library's log would hold frames at its debug level and request headers, so the bearer
+#: token, in its tracebacks of failed handshakes. It stays silent whatever the application configures.
+_silent = logging.getLogger(f"{__name__}.websockets")
+_silent.setLevel(logging.CRITICAL + 1)
+
 #: Steps a session may have waiting; a device that sends more is made to wait by its own TCP window.
 QUEUE_STEPS = 16
 HELLO_TIMEOUT_S = 10.0
+
+
+class BusyError(AparteError):
+    """All sessions are taken."""
+
+
+class ExpiredError(AparteError):
+    """The device sent nothing for too long."""
 
 
 @dataclass
@@ -67,6 +80,7 @@ class MiddleServer:
         self._token = token
         self._tls = tls
         self._numbers = itertools.count(1)
+        self._guests = 0  # connections past the door, greeted or not
         self._sessions: dict[int, MiddleSession] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="middle")
         self._server: Server | None = None
@@ -90,10 +104,11 @@ class MiddleServer:
                 ssl=self._tls,
                 compression=None,
                 max_size=self.engine.max_message_bytes,
-                max_queue=QUEUE_STEPS,
+                max_queue=2,  # the rest waits in the session's own queue, or in the kernel
                 process_request=self._process_request,
                 close_timeout=1,
                 server_header=None,
+                logger=_silent,
             )
         except OSError as error:
             raise UserError(
@@ -116,22 +131,20 @@ class MiddleServer:
             return Response(http.HTTPStatus.OK, "OK", headers, body)
         if self._token is not None:
             given = request.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            wanted = f"Bearer {self._token}"
+            if not hmac.compare_digest(given.encode(errors="surrogateescape"), wanted.encode()):
                 self.counters.errors += 1
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "A valid token is needed.\n")
-        if len(self._sessions) >= self.engine.limits.max_sessions:
+        if self._guests >= self.engine.limits.max_sessions:
             self.counters.errors += 1
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "All sessions are taken.\n")
         return None
 
     async def _serve_connection(self, connection: ServerConnection) -> None:
         number = next(self._numbers)
+        self._guests += 1
         try:
-            session = await self._greet(connection)
-            self._sessions[number] = session
-            self.counters.sessions_opened += 1
-            log.info("session %d opened", number)
-            await self._run_session(connection, session, number)
+            await self._host(connection, number)
         except ConnectionClosed:
             pass
         except AparteError as error:
@@ -145,9 +158,23 @@ class MiddleServer:
             log.error("session %d ended with an internal error: %s", number, type(error).__name__)
             await _refuse(connection, "internal", "The server failed while computing this step.")
         finally:
-            if (ended := self._sessions.pop(number, None)) is not None:
-                ended.close()
-                log.info("session %d closed", number)
+            self._guests -= 1
+
+    async def _host(self, connection: ServerConnection, number: int) -> None:
+        """One session from greeting to end. Its cache is free when this returns or raises."""
+        if self._guests > self.engine.limits.max_sessions:  # several came through the door at once
+            raise BusyError("All sessions are taken.")
+        session = await self._greet(connection)
+        self._sessions[number] = session
+        self.counters.sessions_opened += 1
+        log.info("session %d opened", number)
+        try:
+            await connection.send(self._welcome())
+            await self._run_session(connection, session)
+        finally:
+            del self._sessions[number]
+            session.close()
+            log.info("session %d closed", number)
 
     async def _greet(self, connection: ServerConnection) -> MiddleSession:
         try:
@@ -163,28 +190,23 @@ class MiddleServer:
                 "Install the same version of aparte on both."
             )
         self.engine.fingerprint.check(Fingerprint.from_json(frame.fingerprint))
-        session = self.engine.open(frame.wire)
-        await connection.send(
-            encode(
-                Welcome(
-                    self.engine.fingerprint.to_json(),
-                    max_nodes=self.engine.limits.max_nodes_per_step,
-                    max_context=self.engine.max_context,
-                )
+        return self.engine.open(frame.wire)
+
+    def _welcome(self) -> bytes:
+        return encode(
+            Welcome(
+                self.engine.fingerprint.to_json(),
+                max_nodes=self.engine.limits.max_nodes_per_step,
+                max_context=self.engine.max_context,
             )
         )
-        return session
 
-    async def _run_session(self, connection: ServerConnection, session: MiddleSession, number: int) -> None:
+    async def _run_session(self, connection: ServerConnection, session: MiddleSession) -> None:
         queue: asyncio.Queue[_Queued | Exception] = asyncio.Queue(QUEUE_STEPS)
         reader = asyncio.create_task(_read_steps(connection, session, queue))
         try:
             while True:
                 item = await self._next(queue)
-                if item is None:
-                    log.info("session %d expired", number)
-                    await _refuse(connection, "expired", "The session was idle for too long.")
-                    return
                 if isinstance(item, Exception):
                     raise item
                 if item.frame.step.epoch < session.epoch:
@@ -197,13 +219,14 @@ class MiddleServer:
                 self.counters.steps += 1
         finally:
             reader.cancel()
+            await asyncio.wait([reader])
 
-    async def _next(self, queue: asyncio.Queue[_Queued | Exception]) -> _Queued | Exception | None:
-        """The next step, or None if the device was idle for too long. Waiting is the only idle time."""
+    async def _next(self, queue: asyncio.Queue[_Queued | Exception]) -> _Queued | Exception:
+        """The next step, or what ended the session. Waiting here is the only idle time there is."""
         try:
             return await asyncio.wait_for(queue.get(), self.engine.limits.idle_s)
         except asyncio.TimeoutError:
-            return None
+            return ExpiredError("The session was idle for too long.")
 
 
 @dataclass(frozen=True)
@@ -228,7 +251,7 @@ async def _read_steps(
             session.check(frame.step, frame.payload)
             session.epoch = max(session.epoch, frame.step.epoch)
             await queue.put(_Queued(frame, arrived))
-    except (AparteError, ConnectionClosed) as error:
+    except Exception as error:  # of any kind: a session whose reader is gone would wait for ever
         await queue.put(error)
 
 
@@ -240,6 +263,8 @@ def _result(item: _Queued, computed: Computed) -> bytes:
 
 def _code(error: AparteError) -> str:
     for kind, code in (
+        (BusyError, "busy"),
+        (ExpiredError, "expired"),
         (LimitError, "limit"),
         (MismatchError, "mismatch"),
         (FrameError, "frame"),

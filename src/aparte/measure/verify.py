@@ -41,7 +41,9 @@ class Reference:
 
     def __init__(self, blueprint: Blueprint, eos: frozenset[int]) -> None:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         precision = blueprint.precision
         model: Any = AutoModelForCausalLM.from_pretrained(
             blueprint.checkpoint.folder,

@@ -17,11 +17,9 @@ from typing import Any
 from aparte.errors import CheckpointError
 from aparte.model.checkpoint import CONFIG, INDEX, WEIGHTS, read_config, read_index
 from aparte.model.folders import Progress, quiet
+from aparte.model.needed import Wanted
 
 logger = logging.getLogger(__name__)
-
-#: Says of a tensor's name whether the tensor is needed.
-Wanted = Callable[[str], bool]
 
 _REACH_S = 10.0
 _GENERATION = "generation_config.json"
@@ -91,11 +89,11 @@ class _Session:
             raise CheckpointError(f"{self.repo} has no {CONFIG}. {self._other_formats()}")
         folder = config.parent
         self.commit = folder.name
-        read_config(folder)
+        layers = int(read_config(folder).get("num_hidden_layers") or 0)
         self.get(_GENERATION)
         if tokenizer:
             self._get_tokenizer()
-        for file in self._weight_files(wanted):
+        for file in self._weight_files(wanted, layers):
             if self.get(file) is None:
                 raise CheckpointError(f"{self.repo} has no {file}. {self._other_formats()}")
         return folder
@@ -148,12 +146,12 @@ class _Session:
         for file in (*sources, *_TOKENIZER_EXTRAS):
             self.get(file)
 
-    def _weight_files(self, wanted: Wanted | None) -> list[str]:
+    def _weight_files(self, wanted: Wanted | None, layers: int) -> list[str]:
         index = self.get(INDEX)
         if index is None:
             return [WEIGHTS]
-        needed = {file for name, file in read_index(index).items() if wanted is None or wanted(name)}
-        return sorted(needed)
+        files = read_index(index).items()
+        return sorted({file for name, file in files if wanted is None or wanted(name, layers)})
 
     def _other_formats(self) -> str:
         """What to do about a repository without safetensors, from the files that it has."""

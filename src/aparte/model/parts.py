@@ -86,9 +86,10 @@ class Blueprint:
             config._attn_implementation = "sdpa"
             with torch.device("meta"):
                 self._skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except Exception as error:  # the library has many ways to say that a config is wrong
             raise CheckpointError(
-                f"{checkpoint.folder / 'config.json'} does not describe a model that can be built: {error}. "
+                f"{checkpoint.folder / 'config.json'} does not describe a model that can be built "
+                f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}). "
                 "Download the model again, or correct the file."
             ) from error
         self.config: Any = config

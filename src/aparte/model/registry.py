@@ -17,7 +17,7 @@ from aparte.errors import CheckpointError
 from aparte.model import embedded, folders, gguf, hub
 from aparte.model.checkpoint import CONFIG
 from aparte.model.folders import Progress
-from aparte.model.hub import Wanted
+from aparte.model.needed import Wanted
 
 FORMS = (
     f"MODEL is {DEFAULT_MODEL}, a folder with {CONFIG} and safetensors, a GGUF file, "

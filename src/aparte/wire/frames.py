@@ -21,7 +21,9 @@ from aparte.step import Step, chain_parents
 
 PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 65_536
-MAX_NODES = 65_536
+#: Most nodes per step that a header can ask for. A server's own limit is lower; this one bounds what
+#: reading a header costs, which a chain of any length fits into.
+MAX_NODES = 4096
 _LENGTH = struct.Struct(">I")
 
 
@@ -130,7 +132,7 @@ def decode(message: bytes) -> Frame:
     if length > MAX_HEADER_BYTES or length > len(message) - _LENGTH.size:
         raise FrameError("A message announces a header that is longer than the message or the limit.")
     try:
-        header = json.loads(message[_LENGTH.size : _LENGTH.size + length])
+        header = _JSON.decode(str(memoryview(message)[_LENGTH.size : _LENGTH.size + length], "utf-8"))
     except (ValueError, RecursionError):
         raise FrameError("A message header is not JSON.") from None
     if not isinstance(header, dict):
@@ -141,6 +143,14 @@ def decode(message: bytes) -> Frame:
         raise FrameError("A message is of an unknown kind.")
     payload = memoryview(message)[_LENGTH.size + length :]
     return reader(header, payload)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON.")
+
+
+#: NaN and Infinity, which Python reads by default, are not JSON.
+_JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _integer(header: dict[str, Any], key: str, low: int, high: int = 2**53) -> int:
@@ -168,7 +178,9 @@ def _fingerprint(header: dict[str, Any]) -> dict[str, str]:
     value = header.get("model")
     if not isinstance(value, dict) or len(value) > 16:
         raise FrameError("Header field 'model' is missing or not an object.")
-    return {str(key): str(entry)[:256] for key, entry in value.items()}
+    if not all(isinstance(entry, str) for entry in value.values()):
+        raise FrameError("Header field 'model' holds something that is not a string.")
+    return {key: entry[:256] for key, entry in value.items()}
 
 
 def _empty(payload: memoryview) -> None:

@@ -57,4 +57,9 @@ _BY_CODE: dict[str, type[AparteError]] = {
 
 def error_from(frame: ErrorFrame, where: str) -> AparteError:
     """The exception that an error frame stands for."""
-    return _BY_CODE.get(frame.code, LinkError)(f"{where} says: {frame.message}")
+    return _BY_CODE.get(frame.code, LinkError)(f"{where} says: {printable(frame.message)}")
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters: a cloud must not be able to steer the device's terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)

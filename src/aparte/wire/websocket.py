@@ -5,23 +5,33 @@ Compression is off because hidden states don't compress and the attempt costs ti
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 from websockets.protocol import State
 from websockets.sync.client import ClientConnection, connect
+from websockets.uri import parse_uri
 
 from aparte.address import is_loopback
 from aparte.config import LinkSettings
-from aparte.errors import DoorError, FrameError, LinkError, MismatchError, UserError
+from aparte.errors import AparteError, DoorError, FrameError, LinkError, MismatchError, UserError
 from aparte.fingerprint import Fingerprint
-from aparte.wire.frames import PROTOCOL_VERSION, ErrorFrame, Frame, Hello, Welcome, decode, encode
-from aparte.wire.link import error_from
+from aparte.wire.frames import (
+    MAX_HEADER_BYTES,
+    MAX_NODES,
+    PROTOCOL_VERSION,
+    ErrorFrame,
+    Frame,
+    Hello,
+    Welcome,
+    decode,
+    encode,
+)
+from aparte.wire.link import error_from, printable
 
-#: Nodes per message that a device accepts at most, whatever the cloud announces.
-MAX_NODES = 4096
+PING_INTERVAL_S = 20.0
 
 
 class WebSocketLink:
@@ -38,20 +48,25 @@ class WebSocketLink:
         ca_file: Path | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("ws", "wss") or not parts.hostname:
+        try:
+            uri = parse_uri(url)
+        except (InvalidURI, ValueError):
             raise UserError(
                 f"{url!r} is not a cloud's address. It looks like ws://127.0.0.1:7600 or wss://host:port."
-            )
+            ) from None
+        if ca_file is not None and not uri.secure:
+            raise UserError(f"--tls-ca is of no use with {url}, which is not encrypted. Use wss://.")
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise UserError("The token holds characters that cannot be sent; use printable ASCII.")
         self.where = f"The cloud at {url}"
         self._url = url
-        self._host = parts.hostname
+        self._host = uri.host
         self._fingerprint = fingerprint
         self._wire = wire
         self._token = token
         self._settings = settings or LinkSettings()
-        self._ssl = _client_context(ca_file) if parts.scheme == "wss" else None
-        self._max_bytes = MAX_NODES * width * 4 + 65_536
+        self._ssl = _client_context(ca_file) if uri.secure else None
+        self._max_bytes = MAX_NODES * width * 4 + MAX_HEADER_BYTES
         self._socket: ClientConnection | None = None
         self._max_nodes = MAX_NODES
 
@@ -77,16 +92,19 @@ class WebSocketLink:
         try:
             self._socket.send(message)
         except ConnectionClosed as error:
-            raise self._gone(error) from error
+            raise self._last_word(self._socket) or self._gone(error) from error
 
     def receive(self) -> tuple[Frame, int]:
+        return self._receive(self._settings.step_timeout_s)
+
+    def _receive(self, timeout_s: float) -> tuple[Frame, int]:
         if self._socket is None:
             raise LinkError(f"{self.where} is not connected.")
         try:
-            message = self._socket.recv(timeout=self._settings.step_timeout_s, decode=False)
+            message = self._socket.recv(timeout=timeout_s, decode=False)
         except TimeoutError:
             raise LinkError(
-                f"{self.where} did not answer within {self._settings.step_timeout_s:.0f} s. "
+                f"{self.where} did not answer within {timeout_s:g} s. "
                 "Is the machine overloaded, or the network down?"
             ) from None
         except ConnectionClosed as error:
@@ -102,38 +120,34 @@ class WebSocketLink:
             self._socket = None
 
     def _connect(self) -> ClientConnection:
+        timeout_s = self._settings.step_timeout_s
         try:
-            return connect(
+            connection = connect(
                 self._url,
                 ssl=self._ssl,
                 additional_headers={"Authorization": f"Bearer {self._token}"} if self._token else None,
                 compression=None,
                 max_size=self._max_bytes,
                 open_timeout=self._settings.connect_timeout_s,
+                ping_interval=min(PING_INTERVAL_S, timeout_s / 4),
                 close_timeout=1,
                 proxy=None if is_loopback(self._host) else True,
-            )
+            ).__enter__()  # closed by `close`; calling connect() without a context is deprecated
         except InvalidStatus as error:
-            status = error.response.status_code
-            if status in (401, 403):
-                raise DoorError(
-                    f"{self.where} refused the token. Give the server's token with --token-file."
-                ) from None
-            if status == 503:
-                raise LinkError(f"{self.where} is full. Try again later.") from None
-            raise LinkError(
-                f"{self.where} answered with HTTP status {status}; is it `aparte serve`?"
+            raise self._turned_away(error.response.status_code) from None
+        except ssl.SSLCertVerificationError as error:
+            raise DoorError(
+                f"The TLS certificate of {self._url} could not be checked ({error.verify_message}). "
+                "For a certificate of your own give it with --tls-ca."
             ) from None
         except ssl.SSLError as error:
             raise DoorError(
-                f"The TLS certificate of {self._url} could not be checked ({error.reason or error}). "
-                "For a certificate of your own give it with --tls-ca."
+                f"No TLS connection to {self._url} came about ({error.reason or error}). "
+                "If the server has no certificate, its address begins with ws://."
             ) from None
-        except (InvalidURI, InvalidHandshake) as error:
-            raise LinkError(f"{self.where} does not speak this protocol ({error}).") from None
         except TimeoutError:
             raise LinkError(
-                f"{self.where} did not answer within {self._settings.connect_timeout_s:.0f} s. "
+                f"{self.where} did not answer within {self._settings.connect_timeout_s:g} s. "
                 "Check the address and the firewall."
             ) from None
         except OSError as error:
@@ -141,11 +155,25 @@ class WebSocketLink:
                 f"{self.where} cannot be reached ({error.strerror or error}). "
                 "Is `aparte serve` running there?"
             ) from None
+        except (WebSocketException, ImportError) as error:  # ImportError: a SOCKS proxy without its package
+            raise LinkError(f"{self.where} does not speak this protocol ({printable(str(error))}).") from None
+        # A cloud that stops reading must not block a send for ever. Reads never wait that long on a live
+        # connection, because pings are answered more often.
+        with contextlib.suppress(OSError):  # closed already; the greeting will say so
+            connection.socket.settimeout(timeout_s)
+        return connection
+
+    def _turned_away(self, status: int) -> DoorError | LinkError:
+        if status in (401, 403):
+            return DoorError(f"{self.where} refused the token. Give the server's token with --token-file.")
+        if status == 503:
+            return LinkError(f"{self.where} is full. Try again later.")
+        return LinkError(f"{self.where} answered with HTTP status {status}; is it `aparte serve`?")
 
     def _greet(self) -> None:
         """Exchange fingerprints. Nothing that depends on text is sent before both sides agree."""
         self.send(encode(Hello(self._fingerprint.to_json(), self._wire)))
-        frame, _ = self.receive()
+        frame, _ = self._receive(self._settings.connect_timeout_s)
         if not isinstance(frame, Welcome):
             raise FrameError(f"{self.where} did not answer the greeting; is it the same version of aparte?")
         if frame.version != PROTOCOL_VERSION:
@@ -153,11 +181,24 @@ class WebSocketLink:
                 f"{self.where} speaks protocol {frame.version}, this device {PROTOCOL_VERSION}. "
                 "Install the same version of aparte on both."
             )
-        self._fingerprint.check(Fingerprint.from_json(frame.fingerprint))
+        served = {key: printable(value) for key, value in frame.fingerprint.items()}
+        self._fingerprint.check(Fingerprint.from_json(served))
         self._max_nodes = min(frame.max_nodes, MAX_NODES)
 
+    def _last_word(self, socket: ClientConnection) -> AparteError | None:
+        """Why the cloud closed the connection, if it said so in an answer that nobody has read yet."""
+        try:
+            while True:
+                frame = decode(socket.recv(timeout=0, decode=False))
+                if isinstance(frame, ErrorFrame):
+                    return error_from(frame, self.where)
+        except (ConnectionClosed, TimeoutError, FrameError):
+            return None
+
     def _gone(self, error: ConnectionClosed) -> LinkError:
-        reason = error.rcvd.reason if error.rcvd else ""
+        if isinstance(error.__cause__, TimeoutError):
+            return LinkError(f"{self.where} took nothing for {self._settings.step_timeout_s:g} s.")
+        reason = printable(error.rcvd.reason) if error.rcvd else ""
         return LinkError(f"{self.where} went away{f' ({reason})' if reason else ''}.")
 
 
