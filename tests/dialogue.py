@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from running import FLOAT32
+import torch
 from websockets.sync.client import ClientConnection, connect
 
 from aparte.config import Cut, LinkSettings, Sampling
-from aparte.decode import Committed, Job, decode
+from aparte.decode import Committed, Job, PrefillProgress, decode
 from aparte.device import load_blueprint
 from aparte.fingerprint import Fingerprint
 from aparte.model.fingerprint import take_fingerprint
@@ -26,6 +26,7 @@ from aparte.wire.frames import Frame, Hello, StepFrame, Welcome
 from aparte.wire.frames import decode as decode_frame
 from aparte.wire.frames import encode as encode_frame
 from aparte.wire.websocket import WebSocketLink
+from running import FLOAT32
 
 PROMPT = tuple(range(20, 60))
 
@@ -78,9 +79,10 @@ class Device:
         new_tokens: int = 8,
         drafter: Drafter | None = None,
         chunk: int = 128,
+        on_prefill: PrefillProgress | None = None,
     ) -> Iterator[Committed]:
         job = Job(tuple(prompt), Sampling(), new_tokens, frozenset(), max_nodes=12, prefill_chunk=chunk)
-        return decode(self.target, self.session, drafter or Nothing(), job)
+        return decode(self.target, self.session, drafter or Nothing(), job, on_prefill)
 
     def tokens(self, prompt: Sequence[int] = PROMPT, new_tokens: int = 8, chunk: int = 128) -> list[int]:
         """The answer's tokens; what an earlier answer left in the session is not used."""
@@ -147,6 +149,18 @@ def raw_device(
         yield device
     finally:
         device.close()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """A forward pass of a tiny model takes a millisecond; handing it to more threads takes far longer on
+    a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> None:

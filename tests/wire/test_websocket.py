@@ -11,11 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from certificates import make_certificate
-from dialogue import PROMPT, QUICK, Device, fingerprint_of, open_link, unsplit_tokens, wait_until
-from relay import Relay, relay_to
-from running import running_server
-from tiny import save_tiny
 from websockets.sync.server import ServerConnection, serve
 
 from aparte.cloud.door import tls_context
@@ -33,6 +28,11 @@ from aparte.errors import (
 from aparte.fingerprint import Fingerprint
 from aparte.wire.frames import ErrorFrame, Frame, Hello, ResultFrame, Welcome, decode, encode
 from aparte.wire.websocket import WebSocketLink
+from certificates import make_certificate
+from dialogue import PROMPT, QUICK, Device, fingerprint_of, open_link, unsplit_tokens, wait_until
+from relay import relay_to
+from running import running_server
+from tiny import save_tiny
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -130,17 +130,23 @@ def test_the_host_is_unknown(llama_folder: Path) -> None:
     assert "cannot be reached" in str(error)
 
 
-def test_a_plain_web_server(llama_folder: Path) -> None:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
+@pytest.mark.parametrize(
+    ("version", "told"), [("HTTP/1.1", "answered with HTTP status 404"), ("HTTP/1.0", "does not speak")]
+)
+def test_a_plain_web_server(llama_folder: Path, version: str, told: str) -> None:
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        protocol_version = version
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         error = failure_of(open_link(llama_folder, f"ws://127.0.0.1:{server.server_port}/nothing-here"))
         server.shutdown()
     assert isinstance(error, LinkError)
-    assert "HTTP status 404; is it `aparte serve`?" in str(error)
+    assert told in str(error)
+    assert "is it `aparte serve`?" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,7 @@ def test_a_plain_web_server(llama_folder: Path) -> None:
 )
 def test_something_else_listens(llama_folder: Path, behave: Callable[[socket.socket], None]) -> None:
     with listening(behave) as url:
-        error = failure_of(open_link(llama_folder, url))
+        error = failure_of(open_link(llama_folder, url, settings=QUICK))
     assert isinstance(error, LinkError)
     assert str(error).isprintable()
 
@@ -172,7 +178,7 @@ def test_something_else_listens(llama_folder: Path, behave: Callable[[socket.soc
     ],
 )
 def test_an_address_that_is_none_is_a_users_mistake(llama_folder: Path, url: str) -> None:
-    with pytest.raises(UserError, match="not a cloud's address. It looks like ws://127.0.0.1:7600"):
+    with pytest.raises(UserError, match=r"not a cloud's address\. It looks like ws://127"):
         open_link(llama_folder, url)
 
 
@@ -224,9 +230,7 @@ def test_a_server_that_reads_no_more(llama_folder: Path, url: str) -> None:
         relay.stall()
         started = time.monotonic()
         with pytest.raises(LinkError, match=r"took nothing for 0\.4 s"):
-            for _ in range(100):
-                link.send(bytes(1 << 20))
-                started = time.monotonic()
+            link.send(bytes(100 << 20))  # more than all buffers on the way hold
         assert_took(QUICK.step_timeout_s, started)
         link.close()
 
@@ -467,10 +471,9 @@ def test_a_cloud_that_dies_while_the_prompt_is_sent(llama_folder: Path, url: str
     prompt = PROMPT * 8
     with relay_to(url) as relay:
         device = Device(llama_folder, open_link(llama_folder, relay.url))
-        assert device.target.open() is False
-        relay.cut()
+        blocks = device.blocks(prompt, chunk=16, on_prefill=lambda done, total: relay.cut())
         with pytest.raises(LinkError, match="went away"):
-            device.tokens(prompt, chunk=16)
+            list(blocks)
         assert device.tokens(prompt, chunk=16) == unsplit_tokens(llama_folder, prompt)
         device.target.close()
 
@@ -557,10 +560,3 @@ def test_an_answer_that_lies_is_an_error(
             device.tokens()
         with pytest.raises(LinkError, match="not connected"):
             device.target._link.receive()  # type: ignore[attr-defined]
-
-
-def test_the_port_of_the_relay_is_not_the_servers(url: str) -> None:
-    """The recordings above are of what the device sent, not of nothing."""
-    with relay_to(url) as relay:
-        assert isinstance(relay, Relay)
-        assert str(relay.port) not in url

@@ -60,8 +60,7 @@ class MiddleSession:
                 f"A step leaves up to {pending} nodes uncommitted; "
                 f"this server takes {self._limits.max_pending_nodes}."
             )
-        if len(payload) != len(step) * self._codec.bytes_per_node:
-            self._codec.decode(b"", len(step))  # raises with the numbers
+        self._codec.check_size(payload, len(step))
 
     def run(self, step: Step, payload: bytes | memoryview) -> Computed:
         """Run the middle over one step. Raises frame, slot, limit and overflow errors."""

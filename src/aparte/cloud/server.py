@@ -281,4 +281,11 @@ async def _refuse(connection: ServerConnection, code: str, message: str) -> None
     """Tell the device why, then close; it may be gone already."""
     with contextlib.suppress(ConnectionClosed):
         await connection.send(encode(ErrorFrame(code, message[:1000])))
-        await connection.close(1008, code)
+        # What the device has sent meanwhile lies in front of its goodbye and has to be read away.
+        await asyncio.gather(connection.close(1008, code), _discard(connection))
+
+
+async def _discard(connection: ServerConnection) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            await connection.recv(decode=False)

@@ -44,13 +44,17 @@ class TensorCodec:
             )
         return wire.contiguous().cpu().view(torch.uint8).numpy().data.cast("B")
 
-    def decode(self, payload: bytes | memoryview, nodes: int) -> torch.Tensor:
-        """``[nodes, D]`` in the wire's dtype. Raises :class:`FrameError` if the size is not exact."""
+    def check_size(self, payload: bytes | memoryview, nodes: int) -> None:
+        """Raise :class:`FrameError` unless ``payload`` has exactly the size of ``nodes`` hidden states."""
         if len(payload) != nodes * self.bytes_per_node:
             raise FrameError(
                 f"A message for {nodes} nodes should carry {nodes * self.bytes_per_node} bytes "
                 f"and carries {len(payload)}."
             )
+
+    def decode(self, payload: bytes | memoryview, nodes: int) -> torch.Tensor:
+        """``[nodes, D]`` in the wire's dtype. Raises :class:`FrameError` if the size is not exact."""
+        self.check_size(payload, nodes)
         hidden = torch.frombuffer(bytearray(payload), dtype=self._dtype).view(nodes, self.width)
         if not bool(torch.isfinite(hidden).all()):
             raise FrameError("A message holds numbers that are not finite.")

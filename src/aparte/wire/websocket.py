@@ -156,7 +156,9 @@ class WebSocketLink:
                 "Is `aparte serve` running there?"
             ) from None
         except (WebSocketException, ImportError) as error:  # ImportError: a SOCKS proxy without its package
-            raise LinkError(f"{self.where} does not speak this protocol ({printable(str(error))}).") from None
+            raise LinkError(
+                f"{self.where} does not speak this protocol ({printable(str(error))}); is it `aparte serve`?"
+            ) from None
         # A cloud that stops reading must not block a send for ever. Reads never wait that long on a live
         # connection, because pings are answered more often.
         with contextlib.suppress(OSError):  # closed already; the greeting will say so

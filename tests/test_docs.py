@@ -1,0 +1,445 @@
+"""README and docs say what is true: commands and options exist, documented runs work, fields are complete.
+
+Lines of ``console`` blocks that begin with ``$ aparte`` are parsed by the real command line. Those that need
+no large model run here, adapted to a tiny one: its folder for the model's name, a real server's address for
+the documented one, a few tokens instead of many.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from aparte.answer import Answer
+from aparte.cli.app import app
+from aparte.config import DEFAULT_MODEL
+from aparte.decode import StepRecord
+from aparte.measure.verify import Report
+from aparte.model.linear import packed_available
+from aparte.model.registry import ModelEntry
+from aparte.step import ROOT, Step
+from aparte.target.base import Timing
+from aparte.wire.frames import ERROR_CODES, ErrorFrame, Frame, Hello, ResultFrame, StepFrame, Welcome, encode
+
+ROOT_DIR = Path(__file__).parents[1]
+DOCS = ROOT_DIR / "docs"
+PAGES = {
+    str(path.relative_to(ROOT_DIR)): path.read_text(encoding="utf-8")
+    for path in (
+        *(ROOT_DIR / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")),
+        *sorted(DOCS.glob("*.md")),
+    )
+}
+FEW_TOKENS = "6"
+START_S = 120
+
+
+@dataclass(frozen=True)
+class Documented:
+    """A command line of a page; ``words`` without the prompt and without ``aparte``."""
+
+    page: str
+    line: int
+    program: str
+    words: tuple[str, ...]
+    text: str
+
+    @property
+    def name(self) -> str:
+        return self.words[0] if self.words else ""
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def documented(page: str) -> Iterator[Documented]:
+    fence = ""
+    for number, line in enumerate(PAGES[page].splitlines(), start=1):
+        if line.startswith("```"):
+            fence = "" if fence else line.removeprefix("```").strip() or "text"
+        elif fence == "console" and line.startswith("$ "):
+            words = shlex.split(line.removeprefix("$ "))
+            yield Documented(page, number, words[0], tuple(words[1:]), line.removeprefix("$ "))
+
+
+def commands(program: str = "aparte") -> list[Documented]:
+    return [command for page in PAGES for command in documented(page) if command.program == program]
+
+
+def resolve(words: tuple[str, ...]) -> tuple[str, Any, list[str]]:
+    """Name, Click command and remaining words of a command line, following subcommands."""
+    command, name, rest = typer.main.get_command(app), "aparte", list(words)
+    while rest and rest[0] in getattr(command, "commands", {}):
+        name = rest.pop(0)
+        command = command.commands[name]  # type: ignore[attr-defined]
+    return name, command, rest
+
+
+def all_commands() -> Iterator[tuple[str, Any]]:
+    def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+        if name != "aparte":
+            yield name, command
+        for child, inner in getattr(command, "commands", {}).items():
+            yield from walk(f"{name} {child}", inner)
+
+    return walk("aparte", typer.main.get_command(app))
+
+
+def options(command: Any) -> dict[str, Any]:
+    return {
+        parameter.opts[0]: parameter
+        for parameter in command.params
+        if parameter.opts[0].startswith("--") and not parameter.hidden
+    }
+
+
+def replaced(words: tuple[str, ...], changes: dict[str, str]) -> list[str]:
+    """``words`` with the values of these options changed, where they are given."""
+    result = list(words)
+    for position, word in enumerate(words[:-1]):
+        if word in changes:
+            result[position + 1] = changes[word]
+    return result
+
+
+def adapted(command: Documented, folder: Path, changes: dict[str, str] | None = None) -> list[str]:
+    """The documented command for the tiny model in ``folder``."""
+    words = replaced(command.words, {"--max-new-tokens": FEW_TOKENS, **(changes or {})})
+    if command.name in ("generate", "chat", "verify") and "--max-new-tokens" not in words:
+        words += ["--max-new-tokens", FEW_TOKENS]
+    return [str(folder) if word == DEFAULT_MODEL else word for word in words]
+
+
+@contextmanager
+def running(words: list[str], cwd: Path) -> Iterator[str]:
+    """An ``aparte serve`` or ``aparte wan`` as a process of its own; gives where it listens."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "aparte", *words, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            line = child.stdout.readline()
+            assert line, child.stderr.read()
+            yield json.loads(line)["listening"]
+        finally:
+            child.terminate()
+            assert child.wait(START_S) == 0
+
+
+def run(words: list[str], **settings: Any) -> str:
+    """Run a command in this process; its standard output."""
+    result = CliRunner().invoke(app, words, **settings)
+    assert result.exit_code == 0, (words, result.exception, result.output)
+    return result.stdout
+
+
+def first(name: str, page: str) -> Documented:
+    return next(command for command in commands() if (command.name, command.page) == (name, page))
+
+
+@pytest.fixture(scope="module")
+def server(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The README's server, with the tiny model."""
+    words = adapted(first("serve", "README.md"), llama_folder, {"--port": "0"})
+    with running(words, tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
+class TestCommands:
+    @pytest.mark.parametrize("command", commands(), ids=str)
+    def test_it_exists_with_these_options(self, command: Documented) -> None:
+        name, click_command, rest = resolve(command.words)
+        try:
+            click_command.make_context(name, rest)
+        except typer.Exit:
+            assert {"--help", "--version"} & set(command.words)
+
+    @pytest.mark.parametrize(
+        "words", [["--version"], ["--help"], ["models"], ["models", "--json"]], ids=" ".join
+    )
+    def test_cheap_ones_run(self, words: list[str]) -> None:
+        assert tuple(words) in {command.words for command in commands()}
+        assert run(words)
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_shell_blocks_are_console_blocks(self, page: str) -> None:
+        assert not re.search(r"^```(sh|bash|shell)$", PAGES[page], re.MULTILINE)
+
+    def test_make_targets_and_scripts_exist(self) -> None:
+        makefile = (ROOT_DIR / "Makefile").read_text(encoding="utf-8")
+        targets = [target for command in commands("make") for target in command.words]
+        assert {"setup", "demo", "test"} <= set(targets)
+        for target in targets:
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+        for command in commands("python"):
+            assert command.words[0] == "-c" or (ROOT_DIR / command.words[0]).exists()
+
+    def test_pages_show_commands(self) -> None:
+        """The extraction finds what it is meant to find."""
+        assert {command.page for command in commands()} >= {"README.md", "docs/index.md", "docs/cli.md"}
+        shown = [" ".join(command.words) for command in commands()]
+        for name, _ in all_commands():
+            assert any(line.startswith(name.removeprefix("aparte ")) for line in shown), name
+
+
+def local(name: str) -> list[Documented]:
+    """Documented runs of a command that need no other machine, each once."""
+    found = {
+        command.words: command
+        for command in commands()
+        if command.name == name and not {"--cloud", "--rtt", "--mbps"} & set(command.words)
+    }
+    return list(found.values())
+
+
+class TestRuns:
+    @pytest.mark.parametrize("command", local("generate"), ids=str)
+    def test_generate_alone(self, command: Documented, llama_folder: Path) -> None:
+        run(adapted(command, llama_folder))
+
+    @pytest.mark.parametrize("command", local("verify"), ids=str)
+    def test_verify(self, command: Documented, llama_folder: Path, tmp_path: Path) -> None:
+        if "packed16" in command.words and not packed_available():
+            pytest.skip("packed16 needs an x86 CPU with AVX2")
+        prompts = tmp_path / "prompts.txt"
+        prompts.write_text("Why is the sky blue?\nWrite a haiku.\n", encoding="utf-8")
+        assert run([*adapted(command, llama_folder), "--prompts", str(prompts)])
+
+    @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+    def test_serve_and_generate(self, page: str, llama_folder: Path, server: str) -> None:
+        command = next(
+            c for c in commands() if (c.name, c.page) == ("generate", page) and "--cloud" in c.words
+        )
+        alone = first("generate", page)
+        assert command.words[:3] == alone.words[:3], "the same question, so the same answer"
+        assert run(adapted(command, llama_folder, {"--cloud": server})) == run(adapted(alone, llama_folder))
+
+    def test_serve_and_chat(self, llama_folder: Path, server: str) -> None:
+        command = first("chat", "README.md")
+        words = adapted(command, llama_folder, {"--cloud": server})
+        said = run([*words, "--json"], input="Hello\n\n/help\nAnd then?\n/exit\n")
+        answers = [json.loads(line) for line in said.splitlines()]
+        assert [answer["new_tokens"] > 0 for answer in answers] == [True, True]
+
+    def test_emulated_link(self, llama_folder: Path) -> None:
+        command = next(c for c in commands() if c.name == "generate" and {"--rtt", "--json"} <= set(c.words))
+        answer = json.loads(run(adapted(command, llama_folder)))
+        rtt_ms = float(command.words[command.words.index("--rtt") + 1])
+        assert all(step["rtt_ms"] >= rtt_ms for step in answer["steps"])
+
+    def test_serve_wan_and_generate(self, llama_folder: Path, server: str, tmp_path: Path) -> None:
+        page = "docs/wan.md"
+        relay = replaced(first("wan", page).words, {"--listen": "0", "--to": urlsplit(server).netloc})
+        with running(relay, tmp_path) as address:
+            words = adapted(first("generate", page), llama_folder, {"--cloud": f"ws://{address}"})
+            run(words)
+
+    def test_tls_and_token(self, llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The recipe in docs/renting.md, certificate and all, on this machine."""
+        if shutil.which("openssl") is None:
+            pytest.skip("openssl is not installed")
+        page = "docs/renting.md"
+        for command in documented(page):
+            if command.program in ("openssl", "chmod"):
+                line = command.text.replace("gpu.example", "localhost")
+                subprocess.run(line, shell=True, cwd=tmp_path, check=True, capture_output=True)
+        pair = [c for c in commands() if c.page == page and "--token-file" in c.words]
+        serve, generate = pair
+        with running(adapted(serve, llama_folder, {"--port": "0"}), tmp_path) as url:
+            monkeypatch.chdir(tmp_path)
+            cloud = f"wss://localhost:{urlsplit(url).port}"
+            run(adapted(generate, llama_folder, {"--cloud": cloud}))
+
+
+def section(page: str, heading: str) -> str:
+    """The text below ``heading`` up to the next one of its level or above, without code blocks."""
+    text = re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    level = len(heading) - len(heading.lstrip("#"))
+    start = text.index(f"\n{heading}\n")
+    rest = text[start + len(heading) + 2 :]
+    end = re.search(rf"^#{{1,{level}}} ", rest, re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
+def table(text: str) -> list[list[str]]:
+    """The cells of the rows of every table in ``text``, without head and rule."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    return [
+        row for number, row in enumerate(rows) if not (set("".join(row)) <= {"-"} or _is_head(rows, number))
+    ]
+
+
+def _is_head(rows: list[list[str]], number: int) -> bool:
+    return number + 1 < len(rows) and set("".join(rows[number + 1])) <= {"-"}
+
+
+def codes(text: str) -> set[str]:
+    """What stands in code spans."""
+    return set(re.findall(r"`([^`]+)`", text))
+
+
+def shown_default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    if parameter.is_flag:
+        return "off"
+    return "" if parameter.default is None else f"`{parameter.default}`"
+
+
+class TestReference:
+    """docs/cli.md is complete, and docs/architecture.md has the formats right."""
+
+    @pytest.mark.parametrize(("name", "command"), list(all_commands()), ids=lambda value: str(value)[:20])
+    def test_every_option_and_default_is_listed(self, name: str, command: Any) -> None:
+        rows = table(section("docs/cli.md", f"## `{name}`").split("| field |")[0])
+        listed = {row[0].strip("`").split()[0]: row[1] for row in rows}
+        actual = options(command)
+        assert set(listed) == set(actual)
+        for option, parameter in actual.items():
+            if len(str(parameter.default)) < 40:  # a long default is described instead
+                assert listed[option] == shown_default(parameter), option
+
+    def test_fields_of_an_answer(self) -> None:
+        text = section("docs/cli.md", "## The JSON of an answer").split("### ")[0]
+        listed = set().union(*(codes(row[0]) for row in table(text)))
+        assert listed == {*Answer("lookahead", "2,2", 1).to_json(), "error"}
+
+    def test_fields_of_a_step(self) -> None:
+        listed = set().union(
+            *(
+                codes(row[0])
+                for row in table(section("docs/cli.md", "### Fields of `steps[]` { #fields-of-steps }"))
+            )
+        )
+        assert listed == set(StepRecord(1, 0, 1, 0.0, 0.0, Timing()).to_json())
+
+    def test_fields_of_verify(self) -> None:
+        text = section("docs/cli.md", "## `aparte verify`").split("| field |")[1]
+        listed = set().union(*(codes(row[0]) for row in table("| field |" + text)))
+        assert listed == set(Report("float32", "float32", "2,2", "lookahead").to_json())
+
+    def test_fields_of_models(self) -> None:
+        listed = codes(section("docs/cli.md", "## `aparte models`"))
+        assert {field.name for field in fields(ModelEntry)} <= listed
+
+    def test_frames(self) -> None:
+        frames: list[Frame] = [
+            Hello({"name": "", "cut": "", "config": "", "tensors": ""}, "float16"),
+            Welcome({"name": "", "cut": "", "config": "", "tensors": ""}, 1, 1),
+            StepFrame(Step(1, 0, ROOT, 0, (ROOT,)), b""),
+            StepFrame(Step(1, 0, ROOT, 0, (ROOT, ROOT)), b""),
+            ResultFrame(1, 1.0, 1.0, b""),
+            ErrorFrame("frame", ""),
+        ]
+        text = section("docs/architecture.md", "## Frames")
+        rows = {row[0].strip("`"): codes(row[2]) for row in table(text)}
+        sent: dict[str, set[str]] = {}
+        for frame in frames:
+            header = json.loads(encode(frame)[4:])
+            sent.setdefault(header["k"], set()).update(header)
+        assert sent == rows
+        assert set(ERROR_CODES) | {"name", "cut", "config", "tensors"} <= codes(text)
+
+    def test_times(self) -> None:
+        rows = table(section("docs/architecture.md", "## Where the time goes"))
+        record = StepRecord(1, 0, 1, 0.0, 0.0, Timing()).to_json()
+        assert {row[0].strip("`") for row in rows} == {name for name in record if name.endswith("_ms")}
+
+    def test_every_dependency_has_a_reason(self) -> None:
+        """Read without a TOML library, which Python 3.10 does not have."""
+        project = (ROOT_DIR / "pyproject.toml").read_text(encoding="utf-8")
+        wanted = re.search(r"^dependencies = \[(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+        assert wanted is not None
+        names = set(re.findall(r'"([A-Za-z0-9_-]+)[^"]*"', wanted[1]))
+        rows = table(section("docs/architecture.md", "## Dependencies"))
+        assert set().union(*(codes(row[0]) for row in rows)) == names
+
+
+def units(text: str) -> Iterator[str]:
+    """Paragraphs, list items, table rows and headings; no code blocks."""
+    unit: list[str] = []
+    fenced = False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+            continue
+        if fenced:
+            continue
+        if not line.strip() or re.match(r"\s*([-*|#]|\d+\.)", line):
+            if unit:
+                yield "\n".join(unit)
+            unit = []
+        if line.strip():
+            unit.append(line)
+    if unit:
+        yield "\n".join(unit)
+
+
+PROMISES = re.compile(r"\b(secur\w+|privacy|private(?! key)|privately)\b", re.IGNORECASE)
+
+
+class TestWords:
+    @pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/privacy.md"])
+    def test_promising_words_send_the_reader_to_the_limits(self, page: str) -> None:
+        for unit in units(PAGES[page]):
+            prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", unit)
+            if PROMISES.search(prose):
+                assert "privacy.md" in unit, unit
+
+    def test_the_page_about_limits_promises_nothing(self) -> None:
+        page = PAGES["docs/privacy.md"]
+        assert not re.search(r"\b(guarantee\w*|unbreakable|secure|private)\b", page, re.IGNORECASE)
+        assert "100 %" in page
+
+    def test_the_lint_sees_what_it_should(self) -> None:
+        assert list(units("A b\nc.\n\n- one\n  more\n- two\n```sh\nx\n```\n")) == [
+            "A b\nc.",
+            "- one\n  more",
+            "- two",
+        ]
+        assert PROMISES.search("fully secure")
+        assert PROMISES.search("Private by design")
+        assert not PROMISES.search("its private key")
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_no_paths_of_somebodys_machine(self, page: str) -> None:
+        assert not re.search(r"(?<![\w.])/(work|root|tmp|home|Users|mnt)/", PAGES[page])
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_links_lead_somewhere(self, page: str) -> None:
+        folder = (ROOT_DIR / page).parent
+        for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+            if not target.startswith(("https://", "#")):
+                assert (folder / target.split("#")[0]).exists(), target
+        if page.startswith("docs/"):  # the site has no other pages
+            assert "](../" not in PAGES[page]
+
+    def test_pictures_bring_their_own_background(self) -> None:
+        for picture in (DOCS / "img").glob("*.svg"):
+            text = picture.read_text(encoding="utf-8")
+            assert '<rect x="1" y="1"' in text
+            assert "<title" in text
+            assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
