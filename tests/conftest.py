@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import FAMILIES, save_tiny
 
 from aparte.config import DEFAULT_MODEL
 from aparte.errors import AparteError
+from tiny import FAMILIES, save_tiny
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,8 +30,9 @@ from running import FLOAT32
 
 PROMPT = tuple(range(20, 60))
 
-#: Short enough that a test of a timeout is quick, long enough for a tiny model on a busy machine.
-QUICK = LinkSettings(connect_timeout_s=0.4, step_timeout_s=0.4)
+#: For tests of time-outs: no answer to the greeting, none to a step.
+NO_GREETING = LinkSettings(connect_timeout_s=0.4)
+NO_ANSWER = LinkSettings(connect_timeout_s=10, step_timeout_s=0.4)
 
 
 def fingerprint_of(folder: Path, cut: Cut | None = None, name: str = "tiny") -> Fingerprint:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from drafters import Adversary, Oracle, all_drafters
-from running import FLOAT32
 from transformers import AutoModelForCausalLM
 
 from aparte.answer import Answer, Writer
@@ -21,6 +19,8 @@ from aparte.errors import UserError
 from aparte.session import Session
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
 from aparte.target.local import LocalTarget
+from drafters import Adversary, Oracle, all_drafters
+from running import FLOAT32
 
 PROMPT = "the cat sat on the mat and the dog sat on the log and the cat"
 MODES = [

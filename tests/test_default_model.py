@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import pytest
-from running import FLOAT32
 
 from aparte.answer import Writer
 from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
@@ -16,6 +15,7 @@ from aparte.measure.prompts import PROMPTS
 from aparte.measure.verify import Reference, Report, Written, write_split
 from aparte.model.linear import packed_available
 from aparte.speculate.drafter import make_drafter
+from running import FLOAT32
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -29,7 +29,16 @@ from aparte.fingerprint import Fingerprint
 from aparte.wire.frames import ErrorFrame, Frame, Hello, ResultFrame, Welcome, decode, encode
 from aparte.wire.websocket import WebSocketLink
 from certificates import make_certificate
-from dialogue import PROMPT, QUICK, Device, fingerprint_of, open_link, unsplit_tokens, wait_until
+from dialogue import (
+    NO_ANSWER,
+    NO_GREETING,
+    PROMPT,
+    Device,
+    fingerprint_of,
+    open_link,
+    unsplit_tokens,
+    wait_until,
+)
 from relay import relay_to
 from running import running_server
 from tiny import save_tiny
@@ -159,7 +168,7 @@ def test_a_plain_web_server(llama_folder: Path, version: str, told: str) -> None
 )
 def test_something_else_listens(llama_folder: Path, behave: Callable[[socket.socket], None]) -> None:
     with listening(behave) as url:
-        error = failure_of(open_link(llama_folder, url, settings=QUICK))
+        error = failure_of(open_link(llama_folder, url, settings=NO_GREETING))
     assert isinstance(error, LinkError)
     assert str(error).isprintable()
 
@@ -193,8 +202,8 @@ def assert_took(seconds: float, started: float) -> None:
 def test_a_server_that_accepts_and_says_nothing(llama_folder: Path) -> None:
     with listening(lambda connection: None) as url:
         started = time.monotonic()
-        error = failure_of(open_link(llama_folder, url, settings=QUICK))
-        assert_took(QUICK.connect_timeout_s, started)
+        error = failure_of(open_link(llama_folder, url, settings=NO_GREETING))
+        assert_took(NO_GREETING.connect_timeout_s, started)
     assert isinstance(error, LinkError)
     assert "did not answer within 0.4 s" in str(error)
 
@@ -203,9 +212,8 @@ def test_a_server_that_does_not_answer_the_greeting(llama_folder: Path) -> None:
     received: list[bytes] = []
     with impostor([], received) as url:
         started = time.monotonic()
-        settings = LinkSettings(connect_timeout_s=0.4, step_timeout_s=100)
-        error = failure_of(open_link(llama_folder, url, settings=settings))
-        assert_took(0.4, started)
+        error = failure_of(open_link(llama_folder, url, settings=NO_GREETING))
+        assert_took(NO_GREETING.connect_timeout_s, started)
     assert isinstance(error, LinkError)
     assert "did not answer within 0.4 s" in str(error)
     assert [type(decode(message)) for message in received] == [Hello]
@@ -214,32 +222,32 @@ def test_a_server_that_does_not_answer_the_greeting(llama_folder: Path) -> None:
 def test_a_server_that_does_not_answer_a_step(llama_folder: Path) -> None:
     received: list[bytes] = []
     with impostor([welcome(llama_folder)], received) as url:
-        device = Device(llama_folder, open_link(llama_folder, url, settings=QUICK))
+        device = Device(llama_folder, open_link(llama_folder, url, settings=NO_ANSWER))
         started = time.monotonic()
         with pytest.raises(LinkError, match=r"did not answer within 0\.4 s"):
             device.tokens()
-        assert_took(QUICK.step_timeout_s, started)
+        assert_took(NO_ANSWER.step_timeout_s, started)
     assert len(received) == 2
 
 
 def test_a_server_that_reads_no_more(llama_folder: Path, url: str) -> None:
     """A send that the kernel cannot take is given up in time, too."""
     with relay_to(url) as relay:
-        link = open_link(llama_folder, relay.url, settings=QUICK)
+        link = open_link(llama_folder, relay.url, settings=NO_ANSWER)
         link.open()
         relay.stall()
         started = time.monotonic()
         with pytest.raises(LinkError, match=r"took nothing for 0\.4 s"):
             link.send(bytes(100 << 20))  # more than all buffers on the way hold
-        assert_took(QUICK.step_timeout_s, started)
+        assert_took(NO_ANSWER.step_timeout_s, started)
         link.close()
 
 
 def test_an_idle_link_outlives_the_timeout_of_a_step(llama_folder: Path, url: str) -> None:
-    link = open_link(llama_folder, url, settings=QUICK)
+    link = open_link(llama_folder, url, settings=LinkSettings(step_timeout_s=1))
     device = Device(llama_folder, link)
     assert device.tokens() == unsplit_tokens(llama_folder)
-    time.sleep(3 * QUICK.step_timeout_s)
+    time.sleep(1.5)
     assert link.open()
     assert device.tokens() == unsplit_tokens(llama_folder)
     link.close()
