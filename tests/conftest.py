@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,11 @@ from aparte.errors import AparteError
 from tiny import FAMILIES, save_tiny
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _threads() -> None:
-    """Tiny models lose more to thread hand-overs than they gain."""
-    torch.set_grad_enabled(False)
+# Tiny models lose more to thread hand-overs than they gain, above all on a busy machine; child
+# processes inherit the variable.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+torch.set_grad_enabled(False)
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +52,11 @@ def default_model() -> Path:
         return resolve(DEFAULT_MODEL)
     except AparteError as error:
         pytest.skip(f"the default model is not available: {error}")
+
+
+@pytest.fixture
+def all_cores() -> Iterator[None]:
+    """For the few tests that compute enough to gain from them."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from aparte.model.linear import packed_available
 from aparte.speculate.drafter import make_drafter
 from running import FLOAT32
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("all_cores")]
 
 NEW_TOKENS = 10
 CUTS = [Cut(2, 2), Cut(1, 1), Cut(8, 8)]

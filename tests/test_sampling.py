@@ -46,7 +46,9 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(row: list[float], p: float)
 @given(ROWS, st.floats(0.01, 0.9))
 def test_min_p_keeps_what_is_probable_enough(row: list[float], p: float) -> None:
     probabilities = torch.tensor(row).softmax(-1)
-    expected = {i for i, value in enumerate(probabilities.tolist()) if value >= p * float(probabilities.max())}
+    expected = {
+        i for i, value in enumerate(probabilities.tolist()) if value >= p * float(probabilities.max())
+    }
     assert kept(keep_min_p(torch.tensor([row]), p)[0]) == expected
 
 

@@ -20,7 +20,7 @@ from aparte.config import Decoding, Sampling, Stopping
 from aparte.device import load_blueprint
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
 from aparte.text.tokenizer import Codec
-from aparte.wire.frames import Hello, ResultFrame, StepFrame, Welcome, decode
+from aparte.wire.frames import Hello, StepFrame, Welcome, decode
 from aparte.wire.tensors import WIRE_DTYPES
 from dialogue import Device, fingerprint_of, one_thread, open_link
 from relay import Recording, relay_to, websocket_frames
@@ -56,12 +56,6 @@ class Session:
     def steps(self) -> list[StepFrame]:
         return [frame for frame in map(decode, self.recording.messages_up) if isinstance(frame, StepFrame)]
 
-    @property
-    def results(self) -> list[ResultFrame]:
-        return [
-            frame for frame in map(decode, self.recording.messages_down) if isinstance(frame, ResultFrame)
-        ]
-
 
 def record(
     folder: Path,
@@ -87,17 +81,19 @@ def header_bytes(message: bytes) -> bytes:
 
 
 def spellings_of_text(text: str) -> Iterator[bytes]:
-    """Ways in which ``text`` could be written, in whole or in part."""
+    """Ways in which ``text`` or a word of it could be written; none is so short that chance would do it."""
     for part in {text, *text.split()}:
         if len(part) < 5:
-            continue  # would be found in anything
-        for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "latin-1"):
+            continue
+        yield json.dumps(part).encode()
+        for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
             data = part.encode(encoding)
             yield data
             yield data.hex().encode()
-            for shift in range(3):  # base64 of a longer string that holds it, at any alignment
-                yield base64.b64encode(bytes(shift) + data)[4:-4]
-        yield json.dumps(part).encode()
+            for shift in range(3):  # inside of something longer, at any alignment
+                encoded = base64.b64encode(bytes(shift) + data)[4:-4]
+                if len(encoded) >= 8:
+                    yield encoded
 
 
 def spellings_of_tokens(tokens: Sequence[int]) -> Iterator[bytes]:

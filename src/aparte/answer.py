@@ -152,6 +152,7 @@ class Writer:
             for block in loop:
                 answer.elapsed_s = time.perf_counter() - started
                 answer.ttft_ms = answer.ttft_ms or answer.elapsed_s * 1e3
+                answer.reused_tokens = block.reused
                 text, used = "", 0
                 for token in block.tokens:
                     used += 1

@@ -160,6 +160,14 @@ class LinkSettings:
     #: Prompt tokens per message. Bounds message size, so that no limit of either side bounds the context.
     prefill_chunk: int = 128
 
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout_s", "step_timeout_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} is {value}; it must be a positive number of seconds.")
+        if self.prefill_chunk < 1:
+            raise UserError(f"prefill_chunk is {self.prefill_chunk}; it must be at least 1.")
+
 
 @dataclass(frozen=True)
 class ServerLimits:
@@ -173,5 +181,7 @@ class ServerLimits:
     header_bytes: int = 65_536
 
     def __post_init__(self) -> None:
-        if self.idle_s <= 0:
+        if not (math.isfinite(self.idle_s) and self.idle_s > 0):
             raise UserError(f"The idle time is {self.idle_s} s; it must be positive.")
+        if self.max_sessions < 1:
+            raise UserError(f"max_sessions is {self.max_sessions}; it must be at least 1.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from aparte.config import Sampling
@@ -60,11 +60,15 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Committed:
-    """What one round trip added to the answer. ``finish`` is set on the last one."""
+    """What one round trip added to the answer. ``finish`` is set on the last one.
+
+    ``reused`` is the number of prompt tokens that the target held already when the answer began.
+    """
 
     tokens: tuple[int, ...]
     record: StepRecord
     finish: FinishReason | None
+    reused: int
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ def _decode(
         # forward
         step = session.grow(len(pending), tree)
         target.submit(step, (*pending, *tree.tokens), logits_from=len(pending) - 1)
-        timing = prefill.finish()
+        sent_ahead = prefill.finish()
         evaluation = target.collect()
 
         # accept
@@ -166,6 +170,9 @@ def _decode(
         # emit
         tokens, finish = _stop(accepted.tokens, job.eos, limit - written)
         written += len(tokens)
+        timing = evaluation.timing
+        if sent_ahead is not None:
+            timing = _with_prefill(sent_ahead, timing, (ended - started - draft_s) * 1e3)
         yield Committed(
             tokens,
             StepRecord(
@@ -174,9 +181,10 @@ def _decode(
                 accepted=len(tokens),
                 step_ms=(ended - started) * 1e3,
                 draft_ms=draft_s * 1e3,
-                timing=timing + evaluation.timing,
+                timing=timing,
             ),
             finish,
+            reused,
         )
         if finish:
             return
@@ -201,7 +209,7 @@ class _Prefill:
         self._on_progress = on_progress
         self._done = 0
         self._waiting: list[int] = []  # sizes of the chunks that are not answered yet
-        self._timing = Timing()
+        self._timing: Timing | None = None
 
     def send(self, prompt: Sequence[int], chunk: int) -> None:
         chunk = min(chunk, max(1, self._target.max_nodes // 2))
@@ -214,18 +222,29 @@ class _Prefill:
             if len(self._waiting) > self.IN_FLIGHT:
                 self._collect()
 
-    def finish(self) -> Timing:
-        """Collect what is still under way; returns the timing of everything since the last call."""
+    def finish(self) -> Timing | None:
+        """Collect what is still under way; the sum of all chunks' timings, or None if there were none."""
         while self._waiting:
             self._collect()
-        timing, self._timing = self._timing, Timing()
+        timing, self._timing = self._timing, None
         return timing
 
     def _collect(self) -> None:
-        self._timing = self._timing + self._target.collect().timing
+        timing = self._target.collect().timing
+        self._timing = timing if self._timing is None else self._timing + timing
         self._done += self._waiting.pop(0)
         if self._on_progress:
             self._on_progress(self._done, self._total)
+
+
+def _with_prefill(sent_ahead: Timing, last: Timing, total_ms: float) -> Timing:
+    """The timing of a step whose prompt went ahead in chunks.
+
+    The chunks' waits overlap, so their sum means nothing: the wait is what is left of the whole time.
+    """
+    timing = sent_ahead + last
+    wait_ms = max(0.0, total_ms - timing.device_ms - timing.codec_ms)
+    return replace(timing, wait_ms=wait_ms, queue_ms=last.queue_ms)
 
 
 def _stop(

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from cli.command import Command
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from certificates import make_certificate
 from cli.command import Command, start
 

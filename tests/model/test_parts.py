@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import FLOAT32
-from tiny import save_tiny
 
 from aparte.config import Compute, Cut
 from aparte.device import load_blueprint, load_engine
@@ -16,6 +14,8 @@ from aparte.model.fingerprint import take_fingerprint
 from aparte.model.linear import PackedLinear, packed_available
 from aparte.model.needed import layer_index, needed_by_cloud, needed_by_device
 from aparte.target.split import DeviceParts
+from running import FLOAT32
+from tiny import save_tiny
 
 
 def test_the_cloud_reads_the_middle_and_nothing_else(tiny_folder: Path) -> None:

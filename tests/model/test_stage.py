@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from running import FLOAT32
-from tiny import FAMILIES
 
 from aparte.device import load_blueprint
 from aparte.errors import SlotError
 from aparte.model.parts import Blueprint, Embedding
 from aparte.model.stage import Stage
 from aparte.step import ROOT, Step, chain_parents
+from running import FLOAT32
+from tiny import FAMILIES
 
 
 @functools.cache

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import tiny_tokenizer
 
 from aparte.text.stream import Detokenizer, StopMatcher
+from tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny import save_tiny
 
 from aparte.errors import CheckpointError, UserError
 from aparte.text.tokenizer import Codec
+from tiny import save_tiny
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
 

@@ -10,7 +10,7 @@ import typer
 
 from aparte.cli import options
 from aparte.cli.generate import stream, summarize
-from aparte.cli.output import note, print_json
+from aparte.cli.output import PrefillBar, note, print_json
 from aparte.cli.setup import Setup, connect
 from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
@@ -82,6 +82,7 @@ def chat(
                 messages = list(start)
                 continue
             messages.append({"role": "user", "content": line})
+            prefill = PrefillBar(quiet=json)
             try:
                 answer, pieces = writer.write(
                     writer.codec.encode_chat(messages),
@@ -89,21 +90,23 @@ def chat(
                     sampling=sampling,
                     decoding=decoding,
                     stopping=stopping,
+                    on_prefill=prefill,
                 )
             except UserError as error:
                 note(f"Error: {error}")
                 messages.pop()
                 continue
-            failure = stream(answer, pieces, quiet=json)
+            failure = stream(answer, pieces, prefill, quiet=json)
             # What was said stays said, also if it was stopped or the cloud went away.
-            messages.append({"role": "assistant", "content": answer.text})
+            if answer.text or failure is None:
+                messages.append({"role": "assistant", "content": answer.text})
+            else:
+                messages.pop()
             failed = failure if isinstance(failure, AparteError) else None
             if json:
                 print_json(answer.to_json() | ({"error": str(failure)} if failure else {}))
             elif failed is not None:
                 note(f"Error: {failed}")
-                if not answer.text:
-                    del messages[-2:]
             elif stats:
                 summarize(answer)
     if failed is not None:

@@ -8,7 +8,7 @@ import typer
 
 from aparte.cli import options
 from aparte.cli.generate import stream
-from aparte.cli.output import note, print_json, progress_bar, show_table
+from aparte.cli.output import PrefillBar, note, print_json, progress_bar, show_table, write
 from aparte.cli.setup import Setup, connect
 from aparte.config import DEFAULT_MODEL, Compute, Cut, DecodeName, Decoding, Sampling, Stopping
 from aparte.errors import AparteError
@@ -61,7 +61,12 @@ def demo(
             ["", "sequential", "lookahead"],
             _rows(answers["sequential"], answers["lookahead"]),
         )
-        note(f"identical to the unsplit model: {'yes' if identical else 'no'}")
+        write(f"identical to the unsplit model: {'yes' if identical else 'no'}\n")
+        if not identical:
+            note(
+                "The numbers on the wire have 16 bits, which can tip a near tie between two tokens; "
+                "`aparte verify` compares in float32."
+            )
 
 
 def _write(writer: Writer, tokens: list[int], decode: DecodeName, max_new_tokens: int, live: bool) -> Answer:
@@ -76,7 +81,7 @@ def _write(writer: Writer, tokens: list[int], decode: DecodeName, max_new_tokens
         decoding=decoding,
         stopping=Stopping(max_new_tokens=max_new_tokens),
     )
-    failure = stream(answer, pieces, marks=True, quiet=not live)
+    failure = stream(answer, pieces, PrefillBar(quiet=True), marks=True, quiet=not live)
     if isinstance(failure, AparteError):
         raise failure
     if failure is not None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aparte.cli import options
-from aparte.cli.output import RoundTripMarks, note, print_json, progress_bar, write
+from aparte.cli.output import PrefillBar, RoundTripMarks, note, print_json, write
 from aparte.cli.setup import Setup, connect
 from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
-from aparte.errors import AparteError
+from aparte.errors import AparteError, UserError
 
 if TYPE_CHECKING:
     from aparte.answer import Answer, Piece
@@ -52,6 +52,10 @@ def generate(
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     stopping = Stopping(max_new_tokens, tuple(stop or ()))
     text = options.read_text(prompt)
+    if raw and system:
+        raise UserError(
+            "--system belongs to a conversation; with --raw there is none. Leave one of them out."
+        )
     setup = Setup(
         model=model,
         cut=Cut.parse(cut),
@@ -72,16 +76,16 @@ def generate(
         else:
             messages = [{"role": "system", "content": system}] if system else []
             tokens = writer.codec.encode_chat([*messages, {"role": "user", "content": text}])
-        with progress_bar(quiet=json) as progress:
-            answer, pieces = writer.write(
-                tokens,
-                make_drafter(decoding),
-                sampling=sampling,
-                decoding=decoding,
-                stopping=stopping,
-                on_prefill=lambda done, total: progress("prompt", done, total),
-            )
-        failure = stream(answer, pieces, marks=marks, quiet=json)
+        prefill = PrefillBar(quiet=json)
+        answer, pieces = writer.write(
+            tokens,
+            make_drafter(decoding),
+            sampling=sampling,
+            decoding=decoding,
+            stopping=stopping,
+            on_prefill=prefill,
+        )
+        failure = stream(answer, pieces, prefill, marks=marks, quiet=json)
         if json:
             print_json(answer.to_json() | ({"error": str(failure)} if failure else {}))
         else:
@@ -93,7 +97,7 @@ def generate(
 
 
 def stream(
-    answer: Answer, pieces: Iterator[Piece], *, marks: bool = False, quiet: bool = False
+    answer: Answer, pieces: Iterator[Piece], prefill: PrefillBar, *, marks: bool = False, quiet: bool = False
 ) -> BaseException | None:
     """Print the pieces as they come. Returns what ended the answer early, if anything did.
 
@@ -106,6 +110,7 @@ def stream(
     try:
         with _first_interrupt() as was_interrupted:
             for piece in pieces:
+                prefill.close()
                 if marks and not quiet:
                     shown.show(piece)
                 elif not quiet:
@@ -116,6 +121,7 @@ def stream(
     except (AparteError, KeyboardInterrupt) as error:
         failure = error
     finally:
+        prefill.close()
         closer: Any = pieces
         closer.close()
     if not quiet and (answer.text or failure is None):

@@ -54,13 +54,17 @@ StepTimeout = Annotated[float, typer.Option(metavar="S", help="Longest wait for 
 def read_token(file: Path | None) -> str | None:
     """The bearer token from ``file``, else from ``$APARTE_TOKEN``."""
     if file is None:
-        return os.environ.get("APARTE_TOKEN") or None
-    try:
-        token = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The token file {file} cannot be read: {error}.") from None
-    if not token or not token.isascii() or any(char.isspace() for char in token):
-        raise UserError(f"The token file {file} must hold one ASCII token and nothing else.")
+        token, where = os.environ.get("APARTE_TOKEN", ""), "APARTE_TOKEN"
+        if not token:
+            return None
+    else:
+        where = f"The token file {file}"
+        try:
+            token = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{where} cannot be read: {error}.") from None
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise UserError(f"{where} must hold one ASCII token and nothing else.")
     return token
 
 

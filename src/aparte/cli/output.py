@@ -5,10 +5,10 @@ Tables and colours appear on a terminal; elsewhere the same content is plain tex
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -42,7 +42,7 @@ def note(message: str) -> None:
     err.print(message, markup=False)
 
 
-@contextmanager
+@contextlib.contextmanager
 def progress_bar(quiet: bool = False) -> Iterator[Report]:
     """A progress report ``(label, done, total)`` shown as bars on a terminal, as lines elsewhere."""
     if quiet:
@@ -68,6 +68,25 @@ def progress_bar(quiet: bool = False) -> Iterator[Report]:
             bars.update(tasks[label], completed=done, total=total or None)
 
         yield bar
+
+
+class PrefillBar:
+    """Progress over a long prompt: appears with the first report, goes with the first text."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._stack = contextlib.ExitStack()
+        self._report: Report | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._report is None:
+            self._report = self._stack.enter_context(progress_bar(self._quiet))
+        self._report("reading the prompt", done, total)
+
+    def close(self) -> None:
+        """Take the bar away, before anything is written."""
+        self._stack.close()
+        self._report = None
 
 
 def show_table(title: str, columns: list[str], rows: list[list[str]]) -> None:

@@ -57,7 +57,9 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         profile = WanProfile(rtt_ms=setup.rtt_ms or 0, mbps=setup.mbps) if setup.emulated else None
         if profile is not None and cloud is not None:
             cloud = _relayed(stack, cloud, profile)
-        progress = stack.enter_context(progress_bar(quiet))
+        bars = contextlib.ExitStack()
+        stack.callback(bars.close)
+        progress = bars.enter_context(progress_bar(quiet))
         from aparte.model.needed import needed_by_device
         from aparte.model.registry import resolve
 
@@ -85,7 +87,8 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
             progress=progress,
         )
         stack.callback(writer.target.close)
-        if not quiet:
+        bars.close()  # a live bar would take the answer's standard output
+        if not quiet and cloud is not None:
             note(PRIVACY_LINE)
         yield writer
 
@@ -93,11 +96,15 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
 def _relayed(stack: contextlib.ExitStack, url: str, profile: object) -> str:
     from aparte.measure.wan import wan_process
 
-    parts = urlsplit(url)
-    if parts.scheme != "ws" or not parts.hostname or not parts.port:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        port = None
+    if port is None or parts.scheme != "ws" or not parts.hostname:
         raise UserError(
             "--rtt and --mbps emulate a link to ws://host:port addresses only; over TLS the certificate "
             "would not match. Run `aparte wan` yourself, or leave them out."
         )
-    host, port = stack.enter_context(wan_process((parts.hostname, parts.port), profile))  # type: ignore[arg-type]
+    host, port = stack.enter_context(wan_process((parts.hostname, port), profile))  # type: ignore[arg-type]
     return f"ws://{host}:{port}"

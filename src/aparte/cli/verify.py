@@ -19,7 +19,8 @@ def verify(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help='Text file with a prompt per line, or JSON lines with "prompt".', show_default=False
+            help='Text file with a prompt per line, or .jsonl file with a "prompt" per line.',
+            show_default=False,
         ),
     ] = None,
     cut: options.CutOption = str(Cut()),
@@ -35,7 +36,8 @@ def verify(
     """Compare MODEL unsplit, split, and split with speculation, token by token and logit by logit.
 
     In float32 on a float32 wire the tokens have to be equal, and the command fails if they are not.
-    With 16-bit numbers it reports what rounding does; only sequential against speculative must agree.
+    With a 16-bit wire it reports what rounding does, and only sequential and speculative must agree;
+    with half-precision compute it reports everything and demands nothing.
     """
     from aparte.config import WireName, one_of
 
@@ -93,8 +95,10 @@ def verify(
         note(f"Identical tokens: {result['identical_share']:.2%}; all answers: {_yes(report.identical)}")
         note(f"Sequential and {decoding.decode} identical: {_yes(report.speculative_is_sequential)}")
         note(f"Largest logit difference: {result['max_logit_diff']:.2g}")
+    # Half-precision arithmetic rounds differently for one row and for many: there it is only reported.
+    float32_compute = report.dtype in ("float32", "packed16")
     exact = report.dtype == report.wire == "float32"
-    if not report.speculative_is_sequential or (exact and not report.identical):
+    if (float32_compute and not report.speculative_is_sequential) or (exact and not report.identical):
         raise AparteError(
             "The answers differ where they must not. Please report this with the model, the versions of "
             "torch and transformers, and the output of --json."

@@ -155,9 +155,12 @@ class WebSocketLink:
                 f"{self.where} cannot be reached ({error.strerror or error}). "
                 "Is `aparte serve` running there?"
             ) from None
-        except (WebSocketException, ImportError) as error:  # ImportError: a SOCKS proxy without its package
+        except (WebSocketException, ImportError, AssertionError) as error:
+            # ImportError: a SOCKS proxy without its package. AssertionError: websockets 17 fails one of
+            # its own when a server speaks before it is spoken to, as SSH does.
+            reason = printable(str(error)) or "it spoke first"
             raise LinkError(
-                f"{self.where} does not speak this protocol ({printable(str(error))}); is it `aparte serve`?"
+                f"{self.where} does not speak this protocol ({reason}); is it `aparte serve`?"
             ) from None
         # A cloud that stops reading must not block a send for ever. Reads never wait that long on a live
         # connection, because pings are answered more often.
