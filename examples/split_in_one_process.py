@@ -9,14 +9,15 @@ the middle is on another machine instead.
 import sys
 
 from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
-from aparte.device import load_blueprint, open_writer
+from aparte.device import open_writer
 from aparte.errors import AparteError
+from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
 from aparte.speculate.drafter import make_drafter
 
 
 def main(model: str, prompt: str = "Why is the sky blue?") -> None:
-    blueprint = load_blueprint(resolve(model), Compute())
+    blueprint = Blueprint.open(resolve(model), Compute())
     writer = open_writer(blueprint, model, Cut(front=2, back=2))
     decoding = Decoding(decode="lookahead")
     answer, pieces = writer.write(

@@ -13,7 +13,6 @@ from aparte.config import DEFAULT_MODEL
 from aparte.errors import AparteError
 from tiny import FAMILIES, save_tiny
 
-
 # Tiny models lose more to thread hand-overs than they gain, above all on a busy machine; child
 # processes inherit the variable.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -13,9 +13,9 @@ from websockets.sync.client import ClientConnection, connect
 
 from aparte.config import Cut, LinkSettings, Sampling
 from aparte.decode import Committed, Job, PrefillProgress, decode
-from aparte.device import load_blueprint
 from aparte.fingerprint import Fingerprint
 from aparte.model.fingerprint import take_fingerprint
+from aparte.model.parts import Blueprint
 from aparte.session import Session
 from aparte.speculate.drafter import Drafter, Nothing
 from aparte.step import Step, chain_parents
@@ -36,7 +36,7 @@ NO_ANSWER = LinkSettings(connect_timeout_s=10, step_timeout_s=0.4)
 
 
 def fingerprint_of(folder: Path, cut: Cut | None = None, name: str = "tiny") -> Fingerprint:
-    return take_fingerprint(load_blueprint(folder, FLOAT32), cut or Cut(), name)
+    return take_fingerprint(Blueprint.open(folder, FLOAT32), cut or Cut(), name)
 
 
 def open_link(
@@ -51,7 +51,7 @@ def open_link(
     settings: LinkSettings | None = None,
 ) -> WebSocketLink:
     """A link that is not connected yet."""
-    blueprint = load_blueprint(folder, FLOAT32)
+    blueprint = Blueprint.open(folder, FLOAT32)
     return WebSocketLink(
         url,
         take_fingerprint(blueprint, cut or Cut(), name),
@@ -70,7 +70,7 @@ class Device:
         self, folder: Path, link: WebSocketLink, *, cut: Cut | None = None, wire: str = "float32"
     ) -> None:
         self.target: Target = SplitTarget(
-            DeviceParts(load_blueprint(folder, FLOAT32), cut or Cut()), link, wire
+            DeviceParts(Blueprint.open(folder, FLOAT32), cut or Cut()), link, wire
         )
         self.session = Session()
 
@@ -94,7 +94,7 @@ class Device:
 @functools.cache
 def unsplit_tokens(folder: Path, prompt: tuple[int, ...] = PROMPT, new_tokens: int = 8) -> list[int]:
     """What the whole model in this process answers."""
-    target = LocalTarget(load_blueprint(folder, FLOAT32))
+    target = LocalTarget(Blueprint.open(folder, FLOAT32))
     job = Job(prompt, Sampling(), new_tokens, frozenset(), max_nodes=1)
     return [token for block in decode(target, Session(), Nothing(), job) for token in block.tokens]
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from aparte.cloud.load import load_engine
 from aparte.cloud.server import MiddleServer
 from aparte.config import Compute, Cut, ServerLimits
-from aparte.device import load_blueprint, load_engine
+from aparte.model.parts import Blueprint
 
 FLOAT32 = Compute(dtype="float32", device="cpu")
 
@@ -28,7 +29,7 @@ def running_server(
     name: str = "tiny",
 ) -> Iterator[tuple[MiddleServer, str]]:
     """Serve the middle of the model in ``folder``; yields the server and its URL."""
-    engine = load_engine(load_blueprint(folder, compute), cut or Cut(), name, limits)
+    engine = load_engine(Blueprint.open(folder, compute), cut or Cut(), name, limits)
     server = MiddleServer(engine, token=token, tls=tls)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

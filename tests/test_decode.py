@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from aparte.answer import Answer, Writer
 from aparte.config import Cut, Decoding, LinkSettings, Sampling, Stopping
 from aparte.decode import Job, decode
-from aparte.device import load_blueprint, open_writer
+from aparte.device import open_writer
 from aparte.errors import UserError
+from aparte.model.parts import Blueprint
 from aparte.session import Session
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
 from aparte.target.local import LocalTarget
@@ -41,7 +42,7 @@ def label(value: object) -> str:
 
 @functools.cache
 def writer_for(folder: Path, cut: Cut) -> Writer:
-    return open_writer(load_blueprint(folder, FLOAT32), "tiny", cut, wire="float32")
+    return open_writer(Blueprint.open(folder, FLOAT32), "tiny", cut, wire="float32")
 
 
 @functools.cache
@@ -138,7 +139,7 @@ def test_a_seed_gives_the_same_text_with_every_drafter(tiny_folder: Path, sampli
 def test_one_round_trip_per_step_whatever_is_rejected(llama_folder: Path) -> None:
     """A rejection costs no second message (design section 3)."""
     prompt, expected = truth(llama_folder, 60)
-    target = LocalTarget(load_blueprint(llama_folder, FLOAT32))
+    target = LocalTarget(Blueprint.open(llama_folder, FLOAT32))
     submitted: list[int] = []
     original = target.submit
 
@@ -195,7 +196,7 @@ def test_a_stop_string_stops_inside_an_accepted_block(llama_folder: Path, block:
 def test_prompts_travel_in_chunks_of_any_size(tiny_folder: Path, chunk: int) -> None:
     prompt, expected = truth(tiny_folder, 60)
     writer = open_writer(
-        load_blueprint(tiny_folder, FLOAT32),
+        Blueprint.open(tiny_folder, FLOAT32),
         "tiny",
         Cut(2, 2),
         wire="float32",
@@ -206,7 +207,7 @@ def test_prompts_travel_in_chunks_of_any_size(tiny_folder: Path, chunk: int) -> 
 
 def test_prefill_reports_progress_up_to_the_last_chunk(llama_folder: Path) -> None:
     seen: list[tuple[int, int]] = []
-    target = LocalTarget(load_blueprint(llama_folder, FLOAT32))
+    target = LocalTarget(Blueprint.open(llama_folder, FLOAT32))
     job = Job(tuple(range(1, 101)), Sampling(), 1, frozenset(), max_nodes=4, prefill_chunk=10)
     list(decode(target, Session(), Nothing(), job, on_prefill=lambda done, total: seen.append((done, total))))
     assert seen == [(done, 100) for done in range(10, 100, 10)]
@@ -214,7 +215,7 @@ def test_prefill_reports_progress_up_to_the_last_chunk(llama_folder: Path) -> No
 
 def test_a_follow_up_only_sends_what_is_new(llama_folder: Path) -> None:
     prompt, expected = truth(llama_folder, 60)
-    target = LocalTarget(load_blueprint(llama_folder, FLOAT32))
+    target = LocalTarget(Blueprint.open(llama_folder, FLOAT32))
     session = Session()
 
     def run(tokens: Sequence[int], drafter: Drafter) -> tuple[list[int], int]:
@@ -262,7 +263,7 @@ def test_the_context_limit_ends_the_answer(tmp_path: Path) -> None:
     from tiny import save_tiny
 
     folder = save_tiny("llama", tmp_path / "short", max_position_embeddings=32)
-    target = LocalTarget(load_blueprint(folder, FLOAT32))
+    target = LocalTarget(Blueprint.open(folder, FLOAT32))
     prompt = tuple(range(1, 25))
     job = Job(prompt, Sampling(), 1000, frozenset(), max_nodes=8)
     blocks = list(decode(target, Session(), make_drafter(MODES[2]), job))
@@ -273,7 +274,7 @@ def test_the_context_limit_ends_the_answer(tmp_path: Path) -> None:
 
 
 def test_an_empty_prompt_is_refused(llama_folder: Path) -> None:
-    target = LocalTarget(load_blueprint(llama_folder, FLOAT32))
+    target = LocalTarget(Blueprint.open(llama_folder, FLOAT32))
     with pytest.raises(UserError, match="empty"):
         list(decode(target, Session(), Nothing(), Job((), Sampling(), 5, frozenset(), 8)))
 

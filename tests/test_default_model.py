@@ -10,14 +10,20 @@ import pytest
 
 from aparte.answer import Writer
 from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
-from aparte.device import load_blueprint, open_writer
+from aparte.device import open_writer
 from aparte.measure.prompts import PROMPTS
 from aparte.measure.verify import Reference, Report, Written, write_split
 from aparte.model.linear import packed_available
+from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import make_drafter
 from running import FLOAT32
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("all_cores")]
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("all_cores"),
+]
 
 NEW_TOKENS = 10
 CUTS = [Cut(2, 2), Cut(1, 1), Cut(8, 8)]
@@ -31,7 +37,7 @@ MODES = [
 
 @functools.cache
 def writer_for(folder: Path, cut: Cut) -> Writer:
-    return open_writer(load_blueprint(folder, FLOAT32), "default", cut, wire="float32")
+    return open_writer(Blueprint.open(folder, FLOAT32), "default", cut, wire="float32")
 
 
 def encode(folder: Path, text: str) -> list[int]:
@@ -41,7 +47,7 @@ def encode(folder: Path, text: str) -> list[int]:
 @functools.cache
 def unsplit(folder: Path) -> list[Written]:
     """The reference for each prompt, by ``transformers``' own ``generate``."""
-    reference = Reference(load_blueprint(folder, FLOAT32), writer_for(folder, CUTS[0]).codec.eos)
+    reference = Reference(Blueprint.open(folder, FLOAT32), writer_for(folder, CUTS[0]).codec.eos)
     return [reference.write(encode(folder, text), NEW_TOKENS) for text in PROMPTS]
 
 
@@ -91,7 +97,7 @@ def test_a_seed_gives_the_same_text_with_every_mode(default_model: Path) -> None
 @pytest.mark.skipif(not packed_available(), reason="this CPU has no packed half-precision kernels")
 def test_the_default_precision_is_the_same_with_and_without_speculation(default_model: Path) -> None:
     """Packed half precision and float16 on the wire, which is what users run."""
-    writer = open_writer(load_blueprint(default_model, Compute()), "default", Cut(2, 2))
+    writer = open_writer(Blueprint.open(default_model, Compute()), "default", Cut(2, 2))
     for text in PROMPTS[:4]:
         prompt = encode(default_model, text)
         sequential = write_split(writer, prompt, Decoding("sequential"), 24)

@@ -17,7 +17,7 @@ import pytest
 
 from aparte.answer import Writer
 from aparte.config import Decoding, Sampling, Stopping
-from aparte.device import load_blueprint
+from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
 from aparte.text.tokenizer import Codec
 from aparte.wire.frames import Hello, StepFrame, Welcome, decode
@@ -254,7 +254,7 @@ def test_bytes_per_token_are_two_hidden_states(tmp_path: Path) -> None:
 def test_the_commands_way_of_writing_sends_no_text_either(llama_folder: Path, url: str) -> None:
     """The same for a whole answer with text, stop strings and the tokenizer on top."""
     codec = Codec(llama_folder)
-    blueprint = load_blueprint(llama_folder, FLOAT32)
+    blueprint = Blueprint.open(llama_folder, FLOAT32)
     with relay_to(url) as relay:
         device = Device(llama_folder, open_link(llama_folder, relay.url))
         writer = Writer(device.target, codec, "2,2")

@@ -5,33 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from aparte.answer import Writer
-from aparte.cloud.engine import Engine
 from aparte.cloud.inprocess import InProcessLink
-from aparte.config import Compute, Cut, LinkSettings, ServerLimits, WireName
-from aparte.model.checkpoint import Checkpoint
+from aparte.cloud.load import load_engine
+from aparte.config import Cut, LinkSettings, WireName
 from aparte.model.fingerprint import take_fingerprint
-from aparte.model.parts import Blueprint, Precision, Progress
+from aparte.model.parts import Blueprint, Progress
 from aparte.target.split import DeviceParts, SplitTarget
 from aparte.text.tokenizer import Codec
 from aparte.wire.link import Link
 from aparte.wire.websocket import WebSocketLink
-
-
-def load_blueprint(folder: Path, compute: Compute) -> Blueprint:
-    """The model in ``folder``, nothing read yet but its headers."""
-    return Blueprint(Checkpoint.open(folder), Precision.resolve(compute))
-
-
-def load_engine(
-    blueprint: Blueprint,
-    cut: Cut,
-    name: str,
-    limits: ServerLimits | None = None,
-    progress: Progress | None = None,
-) -> Engine:
-    """The cloud's side: the middle layers and nothing else."""
-    stage = blueprint.stage(cut.middle(blueprint.layers), progress, "middle layers")
-    return Engine(stage, take_fingerprint(blueprint, cut, name), blueprint.hidden_size, limits)
 
 
 def wire_format(wire: WireName, blueprint: Blueprint) -> str:

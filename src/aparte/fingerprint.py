@@ -11,28 +11,34 @@ from typing import Any
 
 from aparte.errors import MismatchError
 
+_KEYS = ("name", "cut", "config", "tensors", "revision")
+
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Names and hashes of a served middle. ``tensors`` is empty where the middle is not on this disk."""
+    """Names and hashes of a served middle.
+
+    ``tensors`` is empty where the middle is not on this disk, as on a device that fetched only its own
+    shards; then ``revision``, the commit of a model from a hub, has to do.
+    """
 
     name: str
     cut: str
     config: str
     tensors: str
+    revision: str = ""
 
     def to_json(self) -> dict[str, str]:
-        return {"name": self.name, "cut": self.cut, "config": self.config, "tensors": self.tensors}
+        return {key: getattr(self, key) for key in _KEYS}
 
     @classmethod
     def from_json(cls, data: Any) -> Fingerprint:
         """Raises :class:`MismatchError` if ``data`` is not a fingerprint."""
-        keys = ("name", "cut", "config", "tensors")
         if not isinstance(data, dict) or not all(
-            isinstance(data.get(key), str) and len(data[key]) <= 256 for key in keys
+            isinstance(data.get(key), str) and len(data[key]) <= 256 for key in _KEYS
         ):
             raise MismatchError("The other side sent no usable model fingerprint; is it the same version?")
-        return cls(**{key: data[key] for key in keys})
+        return cls(**{key: data[key] for key in _KEYS})
 
     def check(self, other: Fingerprint) -> None:
         """Raise :class:`MismatchError`, naming both models, unless ``self`` (ours) equals ``other``."""
@@ -51,4 +57,10 @@ class Fingerprint:
                 f"This side runs {self.name} (weights {self.tensors[:8]}), the other side {other.name} "
                 f"({other.tensors[:8]}): same architecture, different weights. "
                 "Start both with the same model and revision."
+            )
+        weighed = self.tensors and other.tensors
+        if not weighed and self.revision and other.revision and self.revision != other.revision:
+            raise MismatchError(
+                f"This side runs {self.name} at revision {self.revision[:8]}, the other side {other.name} at "
+                f"{other.revision[:8]}. Start both with the same revision."
             )

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aparte.cloud.engine import Engine, LimitError, MiddleSession
+from aparte.cloud.load import load_engine
 from aparte.config import Cut, ServerLimits
-from aparte.device import load_blueprint, load_engine
 from aparte.errors import FrameError, SlotError, UserError, WireOverflowError
+from aparte.model.parts import Blueprint
 from aparte.model.stage import Stage
 from aparte.step import ROOT, Step, chain_parents
 from dialogue import chain
@@ -24,7 +25,7 @@ LIMITS = ServerLimits(max_nodes_per_step=8, max_pending_nodes=20)
 
 @pytest.fixture(scope="module")
 def engine(llama_folder: Path) -> Engine:
-    return load_engine(load_blueprint(llama_folder, FLOAT32), Cut(), "tiny", LIMITS)
+    return load_engine(Blueprint.open(llama_folder, FLOAT32), Cut(), "tiny", LIMITS)
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_slots_that_are_not_held_are_refused_and_harm_nothing(session: MiddleSes
 
 def test_a_sequence_longer_than_the_context_is_refused(llama_folder: Path) -> None:
     limits = ServerLimits(max_pending_nodes=128)
-    engine = load_engine(load_blueprint(llama_folder, FLOAT32), Cut(), "tiny", limits)
+    engine = load_engine(Blueprint.open(llama_folder, FLOAT32), Cut(), "tiny", limits)
     session = engine.open("float32")
     assert engine.max_context == 512
     for base in range(0, 512 + 128, 128):  # as many uncommitted nodes may hang below a full context
@@ -177,7 +178,7 @@ def hot_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     file = folder / "model.safetensors"
     scaled = {name: w * 1e6 if "down_proj" in name else w for name, w in load_file(file).items()}
     save_file(scaled, file, metadata={"format": "pt"})
-    return load_engine(load_blueprint(folder, FLOAT32), Cut(), "hot")
+    return load_engine(Blueprint.open(folder, FLOAT32), Cut(), "hot")
 
 
 def test_an_activation_that_does_not_fit_the_wire_is_an_error(hot_engine: Engine) -> None:

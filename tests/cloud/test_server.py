@@ -22,12 +22,13 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import aparte.cloud.server
+from aparte.cloud.load import load_engine
 from aparte.cloud.server import QUEUE_STEPS, MiddleServer
 from aparte.config import Cut, ServerLimits
-from aparte.device import load_blueprint, load_engine
 from aparte.errors import LinkError, UserError, WireOverflowError
 from aparte.fingerprint import Fingerprint
 from aparte.model.cache import SlotCache
+from aparte.model.parts import Blueprint
 from aparte.model.stage import Stage
 from aparte.step import ROOT, Step
 from aparte.wire.frames import ErrorFrame, Hello, ResultFrame, StepFrame, decode, encode
@@ -296,7 +297,7 @@ def test_closing_the_server_ends_its_sessions(llama_folder: Path, fingerprint: F
 
 def test_a_port_that_is_taken_is_a_users_mistake(llama_folder: Path, url: str) -> None:
     async def start() -> None:
-        engine = load_engine(load_blueprint(llama_folder, FLOAT32), Cut(), "tiny")
+        engine = load_engine(Blueprint.open(llama_folder, FLOAT32), Cut(), "tiny")
         server = MiddleServer(engine)
         try:
             await server.start("127.0.0.1", port_of(url))

@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from aparte.cloud.load import load_engine
 from aparte.config import Compute, Cut
-from aparte.device import load_blueprint, load_engine
 from aparte.errors import CheckpointError, CutError
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.linear import PackedLinear, packed_available
 from aparte.model.needed import layer_index, needed_by_cloud, needed_by_device
+from aparte.model.parts import Blueprint
 from aparte.target.split import DeviceParts
 from running import FLOAT32
 from tiny import save_tiny
 
 
 def test_the_cloud_reads_the_middle_and_nothing_else(tiny_folder: Path) -> None:
-    blueprint = load_blueprint(tiny_folder, FLOAT32)
+    blueprint = Blueprint.open(tiny_folder, FLOAT32)
     cut = Cut(2, 1)
     load_engine(blueprint, cut, "tiny")
     checkpoint = blueprint.checkpoint
@@ -32,7 +33,7 @@ def test_the_cloud_reads_the_middle_and_nothing_else(tiny_folder: Path) -> None:
 
 
 def test_the_device_reads_the_ends_and_nothing_else(tiny_folder: Path) -> None:
-    blueprint = load_blueprint(tiny_folder, FLOAT32)
+    blueprint = Blueprint.open(tiny_folder, FLOAT32)
     cut = Cut(2, 1)
     take_fingerprint(blueprint, cut, "tiny")  # samples the middle's bytes; reads no tensor
     DeviceParts(blueprint, cut)
@@ -42,7 +43,7 @@ def test_the_device_reads_the_ends_and_nothing_else(tiny_folder: Path) -> None:
 
 
 def test_what_is_fetched_is_what_is_read(tiny_folder: Path) -> None:
-    blueprint, cut = load_blueprint(tiny_folder, FLOAT32), Cut(2, 1)
+    blueprint, cut = Blueprint.open(tiny_folder, FLOAT32), Cut(2, 1)
     middle, names = set(blueprint.middle_names(cut)), blueprint.checkpoint.names()
     cloud, device = needed_by_cloud(cut), needed_by_device(cut)
     assert {name for name in names if cloud(name, blueprint.layers)} == middle
@@ -50,7 +51,7 @@ def test_what_is_fetched_is_what_is_read(tiny_folder: Path) -> None:
 
 
 def test_tied_embeddings_are_read_once(tmp_path: Path) -> None:
-    blueprint = load_blueprint(save_tiny("llama", tmp_path / "tied", tied=True), FLOAT32)
+    blueprint = Blueprint.open(save_tiny("llama", tmp_path / "tied", tied=True), FLOAT32)
     assert "lm_head.weight" not in blueprint.checkpoint.names()
     embed, head = blueprint.ends()
     assert blueprint.checkpoint.tensors_read.count("model.embed_tokens.weight") == 1
@@ -64,7 +65,7 @@ def test_a_cut_keeps_both_ends(front: int, back: int) -> None:
 
 
 def test_a_cut_leaves_a_middle(llama_folder: Path) -> None:
-    layers = load_blueprint(llama_folder, FLOAT32).layers
+    layers = Blueprint.open(llama_folder, FLOAT32).layers
     with pytest.raises(CutError, match=f"at most {layers - 1}"):
         Cut(layers - 1, 1).middle(layers)
     assert len(Cut(layers - 2, 1).middle(layers)) == 1
@@ -74,7 +75,7 @@ def test_fingerprints_tell_weights_architectures_and_cuts_apart(
     tiny_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     def fingerprint(folder: Path, cut: Cut) -> tuple[str, str, str]:
-        taken = take_fingerprint(load_blueprint(folder, FLOAT32), cut, "any")
+        taken = take_fingerprint(Blueprint.open(folder, FLOAT32), cut, "any")
         return taken.cut, taken.config, taken.tensors
 
     llama = fingerprint(tiny_folders["llama"], Cut(2, 2))
@@ -91,7 +92,7 @@ def test_an_unknown_family_is_refused_by_name(llama_folder: Path, tmp_path: Path
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "model.safetensors").write_bytes((llama_folder / "model.safetensors").read_bytes())
     with pytest.raises(CheckpointError, match=r"mamba2.*Supported: llama"):
-        load_blueprint(tmp_path, FLOAT32)
+        Blueprint.open(tmp_path, FLOAT32)
 
 
 @pytest.mark.skipif(not packed_available(), reason="this CPU has no packed half-precision kernels")
@@ -104,7 +105,7 @@ def test_packed_linears_are_half_precision_weights_in_float32_arithmetic() -> No
 
 @pytest.mark.skipif(not packed_available(), reason="this CPU has no packed half-precision kernels")
 def test_packed_parts_compute_in_float32(llama_folder: Path) -> None:
-    blueprint = load_blueprint(llama_folder, Compute("packed16", "cpu"))
+    blueprint = Blueprint.open(llama_folder, Compute("packed16", "cpu"))
     embed, head = blueprint.ends()
     logits = head(embed(torch.tensor([1, 2])))
     assert logits.dtype == torch.float32

@@ -10,7 +10,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aparte.device import load_blueprint
 from aparte.errors import SlotError
 from aparte.model.parts import Blueprint, Embedding
 from aparte.model.stage import Stage
@@ -21,7 +20,7 @@ from tiny import FAMILIES
 
 @functools.cache
 def loaded(folder: Path) -> tuple[Blueprint, Stage, Embedding]:
-    blueprint = load_blueprint(folder, FLOAT32)
+    blueprint = Blueprint.open(folder, FLOAT32)
     embed, _ = blueprint.ends()
     return blueprint, blueprint.stage(range(blueprint.layers)), embed
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from websockets.protocol import State
 from websockets.sync.server import ServerConnection, serve
 
 from aparte.cloud.door import tls_context
@@ -525,8 +526,9 @@ def test_what_the_cloud_said_last_is_told_even_if_a_send_fails_first(llama_folde
         threading.Thread(target=server.serve_forever, daemon=True).start()
         link = open_link(llama_folder, f"ws://127.0.0.1:{server.socket.getsockname()[1]}")
         link.open()
-        assert link._socket is not None
-        link._socket.wait_closed(5)
+        connection = link._socket
+        assert connection is not None
+        wait_until(lambda: connection.protocol.state is State.CLOSED)
         with pytest.raises(WireOverflowError, match="Use --wire bfloat16"):
             link.send(b"a step")
         link.close()

@@ -91,11 +91,11 @@ def _write(writer: Writer, tokens: list[int], decode: DecodeName, max_new_tokens
 
 def _unsplit(setup: Setup, writer: Writer, tokens: list[int], max_new_tokens: int) -> list[int]:
     """What the model writes in one piece, by ``transformers``' own ``generate``."""
-    from aparte.device import load_blueprint
     from aparte.measure.verify import Reference
+    from aparte.model.parts import Blueprint
     from aparte.model.registry import resolve
 
-    blueprint = load_blueprint(resolve(setup.model), setup.compute)
+    blueprint = Blueprint.open(resolve(setup.model), setup.compute)
     return Reference(blueprint, writer.codec.eos).write(tokens, max_new_tokens).tokens
 
 

@@ -55,12 +55,13 @@ def serve(
     compute = Compute(dtype, device)  # type: ignore[arg-type]
 
     with progress_bar(quiet=json) as progress:
-        from aparte.device import load_blueprint, load_engine
+        from aparte.cloud.load import load_engine
         from aparte.model.needed import needed_by_cloud
+        from aparte.model.parts import Blueprint
         from aparte.model.registry import resolve
 
         folder = resolve(model, wanted=needed_by_cloud(where), tokenizer=False, progress=progress)
-        engine = load_engine(load_blueprint(folder, compute), where, model, limits, progress)
+        engine = load_engine(Blueprint.open(folder, compute), where, model, limits, progress)
         engine.probe()
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

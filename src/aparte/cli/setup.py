@@ -69,9 +69,10 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         if profile is not None and cloud is None:
             progress("starting the cloud", 0, 1)
             child = stack.enter_context(CloudProcess(setup.model, setup.cut, setup.compute, profile))
-        from aparte.device import load_blueprint, open_writer
+        from aparte.device import open_writer
+        from aparte.model.parts import Blueprint
 
-        blueprint = load_blueprint(folder, setup.compute)
+        blueprint = Blueprint.open(folder, setup.compute)
         if child is not None:
             cloud, token = child.url(), child.token
             progress("starting the cloud", 1, 1)

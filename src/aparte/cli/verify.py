@@ -46,12 +46,13 @@ def verify(
     one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
     texts = read_prompts(prompts)
     with progress_bar(quiet=json) as progress:
-        from aparte.device import load_blueprint, open_writer, wire_format
+        from aparte.device import open_writer, wire_format
         from aparte.measure.verify import Reference, Report
         from aparte.measure.verify import verify as run
+        from aparte.model.parts import Blueprint
         from aparte.model.registry import resolve
 
-        blueprint = load_blueprint(resolve(model, progress=progress), compute)
+        blueprint = Blueprint.open(resolve(model, progress=progress), compute)
         writer = open_writer(blueprint, model, wanted, wire=wire, progress=progress)  # type: ignore[arg-type]
         codec = writer.codec
         progress("unsplit model", 0, 1)

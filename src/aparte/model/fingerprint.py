@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 
 from aparte.config import Cut
 from aparte.fingerprint import Fingerprint
@@ -34,10 +35,24 @@ CONFIG_KEYS = (
 
 
 def take_fingerprint(blueprint: Blueprint, cut: Cut, name: str) -> Fingerprint:
-    """Fingerprint of the middle of ``blueprint`` at ``cut``; ``name`` is what people call the model."""
+    """Fingerprint of the middle of ``blueprint`` at ``cut``.
+
+    ``name`` is the MODEL that the user gave. It is shown to the other side, so of a path only the last
+    part goes in.
+    """
     values = {key: getattr(blueprint.config, key, None) for key in CONFIG_KEYS}
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
     sample = blueprint.checkpoint.sample(blueprint.middle_names(cut))
+    path = Path(name).expanduser()
     return Fingerprint(
-        name=name, cut=str(cut), config=digest[:32], tensors=sample.hex()[:32] if sample else ""
+        name=path.resolve().name if path.exists() else name,
+        cut=str(cut),
+        config=digest[:32],
+        tensors=sample.hex()[:32] if sample else "",
+        revision=_revision(blueprint.checkpoint.folder),
     )
+
+
+def _revision(folder: Path) -> str:
+    """The commit of a model in the hub library's cache, ``.../snapshots/<commit>``; empty elsewhere."""
+    return folder.name if folder.parent.name == "snapshots" else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,6 +99,11 @@ class Blueprint:
             name for name, module in self._skeleton.named_modules() if module is self._decoder
         )
         self._state_names = tuple(self._skeleton.state_dict())
+
+    @classmethod
+    def open(cls, folder: Path, compute: Compute) -> Blueprint:
+        """The model in ``folder``; nothing is read yet but its headers."""
+        return cls(Checkpoint.open(folder), Precision.resolve(compute))
 
     @property
     def layers(self) -> int:
