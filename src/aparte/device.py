@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from aparte.answer import Writer
@@ -32,10 +33,12 @@ def open_writer(
     ca_file: Path | None = None,
     settings: LinkSettings | None = None,
     progress: Progress | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> Writer:
     """Load front and back, and reach the middle at ``cloud``, or in this process without it.
 
     With a ``cloud``, the connection is made and the fingerprints are compared before this returns.
+    ``notice`` is told, in sentences, what the user should know about that cloud.
     """
     settings = settings or LinkSettings()
     number_format = wire_format(wire, blueprint)
@@ -43,7 +46,7 @@ def open_writer(
     if cloud is None:
         link = InProcessLink(load_engine(blueprint, cut, name, progress=progress), number_format)
     else:
-        link = WebSocketLink(
+        link = socket = WebSocketLink(
             cloud,
             take_fingerprint(blueprint, cut, name),
             wire=number_format,
@@ -52,7 +55,23 @@ def open_writer(
             ca_file=ca_file,
             settings=settings,
         )
-        link.open()
+        socket.open()
+        if notice:
+            _warn(socket, blueprint, notice)
     codec = Codec(blueprint.checkpoint.folder)
     target = SplitTarget(DeviceParts(blueprint, cut, progress), link, number_format)
     return Writer(target, codec, str(cut), settings.prefill_chunk)
+
+
+def _warn(link: WebSocketLink, blueprint: Blueprint, notice: Callable[[str], None]) -> None:
+    ours = blueprint.precision.name
+    if link.cloud_dtype != ours:
+        notice(
+            f"The cloud computes in {link.cloud_dtype}, this device in {ours}: the text may differ from that "
+            "of the model in one piece, in either."
+        )
+    if not link.is_protected:
+        notice(
+            "Nothing encrypts the way to this cloud: who listens there learns what it learns, and the token. "
+            "Use wss:// or an SSH tunnel."
+        )

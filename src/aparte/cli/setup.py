@@ -72,6 +72,7 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         from aparte.device import open_writer
         from aparte.model.parts import Blueprint
 
+        notices: list[str] = []
         blueprint = Blueprint.open(folder, setup.compute)
         if child is not None:
             cloud, token = child.url(), child.token
@@ -86,9 +87,12 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
             ca_file=setup.ca_file,
             settings=setup.settings,
             progress=progress,
+            notice=notices.append,
         )
         stack.callback(writer.target.close)
         bars.close()  # a live bar would take the answer's standard output
+        for notice in notices:
+            note(notice)
         if not quiet and cloud is not None:
             note(PRIVACY_LINE)
         yield writer

@@ -81,9 +81,16 @@ class Engine:
     """The served middle; opens sessions."""
 
     def __init__(
-        self, stage: Stage, fingerprint: Fingerprint, width: int, limits: ServerLimits | None = None
+        self,
+        stage: Stage,
+        fingerprint: Fingerprint,
+        width: int,
+        limits: ServerLimits | None = None,
+        dtype: str = "",
     ) -> None:
+        """``width`` is the model's hidden size; ``dtype`` names the precision, for the device to know."""
         self.fingerprint = fingerprint
+        self.dtype = dtype
         self.limits = limits or ServerLimits()
         self._stage = stage
         self._width = width

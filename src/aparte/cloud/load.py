@@ -17,4 +17,10 @@ def load_engine(
 ) -> Engine:
     """The engine for the middle of ``blueprint`` at ``cut``; ``name`` is what people call the model."""
     stage = blueprint.stage(cut.middle(blueprint.layers), progress, "middle layers")
-    return Engine(stage, take_fingerprint(blueprint, cut, name), blueprint.hidden_size, limits)
+    return Engine(
+        stage,
+        take_fingerprint(blueprint, cut, name),
+        blueprint.hidden_size,
+        limits,
+        blueprint.precision.name,
+    )

@@ -198,6 +198,7 @@ class MiddleServer:
                 self.engine.fingerprint.to_json(),
                 max_nodes=self.engine.limits.max_nodes_per_step,
                 max_context=self.engine.max_context,
+                dtype=self.engine.dtype,
             )
         )
 

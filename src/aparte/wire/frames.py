@@ -38,11 +38,12 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Cloud to device: what the cloud serves and what it allows."""
+    """Cloud to device: what the cloud serves, what it allows, and the numbers it computes with."""
 
     fingerprint: dict[str, str]
     max_nodes: int
     max_context: int
+    dtype: str = ""
     version: int = PROTOCOL_VERSION
 
 
@@ -98,6 +99,7 @@ def encode(frame: Frame) -> bytes:
                 "model": frame.fingerprint,
                 "nodes": frame.max_nodes,
                 "context": frame.max_context,
+                "dtype": frame.dtype,
             }
             payload = b""
         case StepFrame():
@@ -167,8 +169,8 @@ def _milliseconds(header: dict[str, Any], key: str, default: float | None = None
     return float(value)  # type: ignore[arg-type]
 
 
-def _string(header: dict[str, Any], key: str, limit: int) -> str:
-    value = header.get(key)
+def _string(header: dict[str, Any], key: str, limit: int, default: str | None = None) -> str:
+    value = header.get(key, default)
     if not isinstance(value, str) or len(value) > limit:
         raise FrameError(f"Header field {key!r} is missing or too long.")
     return value
@@ -199,6 +201,7 @@ def _read_welcome(header: dict[str, Any], payload: memoryview) -> Welcome:
         _fingerprint(header),
         _integer(header, "nodes", 1, MAX_NODES),
         _integer(header, "context", 1),
+        _string(header, "dtype", 32, ""),
         _integer(header, "v", 0, 1000),
     )
 

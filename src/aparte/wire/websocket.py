@@ -69,6 +69,10 @@ class WebSocketLink:
         self._max_bytes = MAX_NODES * width * 4 + MAX_HEADER_BYTES
         self._socket: ClientConnection | None = None
         self._max_nodes = MAX_NODES
+        #: What the cloud says it computes with; known once open.
+        self.cloud_dtype = ""
+        #: False if what is sent can be read on the way to another machine.
+        self.is_protected = uri.secure or is_loopback(uri.host)
 
     @property
     def max_nodes(self) -> int:
@@ -189,6 +193,7 @@ class WebSocketLink:
         served = {key: printable(value) for key, value in frame.fingerprint.items()}
         self._fingerprint.check(Fingerprint.from_json(served))
         self._max_nodes = min(frame.max_nodes, MAX_NODES)
+        self.cloud_dtype = printable(frame.dtype)
 
     def _last_word(self, socket: ClientConnection) -> AparteError | None:
         """Why the cloud closed the connection, if it said so in an answer that nobody has read yet."""
