@@ -93,9 +93,9 @@ def decode(
     consumer may stop at any time: the session then holds what is committed, and the next answer reuses
     it. Any error (or interrupt) empties the session, because what the stages hold is unknown then.
     """
-    limit = _limit(target, job)
     if not target.open():
         session.clear()
+    limit = _limit(target, job)
     try:
         yield from _decode(target, session, drafter, job, limit, on_prefill)
     except GeneratorExit:  # the consumer stopped between two steps: everything is in order

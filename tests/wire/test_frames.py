@@ -42,7 +42,14 @@ def steps(draw: st.DrawFn) -> Step:
 
 frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Hello, fingerprints, st.text(max_size=32), st.integers(0, 1000)),
-    st.builds(Welcome, fingerprints, st.integers(1, MAX_NODES), st.integers(1, 2**40), st.integers(0, 1000)),
+    st.builds(
+        Welcome,
+        fingerprints,
+        max_nodes=st.integers(1, MAX_NODES),
+        max_context=st.integers(1, 2**40),
+        dtype=st.text(max_size=32),
+        version=st.integers(0, 1000),
+    ),
     st.builds(StepFrame, steps(), payloads),
     st.builds(ResultFrame, counters, milliseconds, st.just(0.0) | milliseconds, payloads),
     st.builds(ErrorFrame, st.sampled_from(ERROR_CODES), st.text(max_size=200)),
@@ -68,6 +75,7 @@ WELCOME = {"k": "welcome", "v": 1, "model": {"name": "x"}, "nodes": 512, "contex
 ERROR = {"k": "error", "code": "limit", "message": "too much"}
 
 
+@settings(deadline=None)
 @given(frames)
 def test_every_frame_survives_the_way(frame: Frame) -> None:
     assert decode(encode(frame)) == frame
@@ -78,6 +86,7 @@ def test_the_headers_that_the_tests_below_spoil_are_good(header: dict[str, Any])
     decode(message(header))
 
 
+@settings(deadline=None)
 @given(st.integers(-1, 5000), st.integers(0, 100), st.integers(1, 600))
 def test_a_chain_is_sent_without_its_parents(tip: int, gap: int, count: int) -> None:
     base = tip + 1 + gap
@@ -181,6 +190,9 @@ def test_constants_that_are_not_json_are_refused(field: bytes, constant: bytes) 
         pytest.param({**HELLO, "model": {str(i): "" for i in range(17)}}, "'model'", id="long fingerprint"),
         pytest.param({**HELLO, "wire": 16}, "'wire'", id="wire format is a number"),
         pytest.param({**HELLO, "wire": "x" * 33}, "'wire'", id="wire format is too long"),
+        pytest.param({**WELCOME, "dtype": 16}, "'dtype'", id="dtype is a number"),
+        pytest.param({**WELCOME, "dtype": None}, "'dtype'", id="dtype is nothing"),
+        pytest.param({**WELCOME, "dtype": "x" * 33}, "'dtype'", id="dtype is too long"),
         pytest.param({**ERROR, "message": "x" * 2001}, "'message'", id="error message is too long"),
         pytest.param({**ERROR, "code": None}, "'code'", id="no error code"),
         pytest.param({"k": "steps"}, "unknown kind", id="unknown kind"),
@@ -254,18 +266,20 @@ field_names = st.sampled_from(
 kinds = st.sampled_from(["hello", "welcome", "step", "out", "error"])
 
 
+@settings(deadline=None)
 @given(kinds, st.dictionaries(field_names, json_values, max_size=8), payloads)
 def test_any_json_is_read_or_refused(kind: str, header: dict[str, Any], payload: bytes) -> None:
     read_or_refused(message({"k": kind, **header}, payload))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     read_or_refused(data)
     read_or_refused(message(data))
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(frames, st.randoms(use_true_random=False))
 def test_any_mutation_is_read_or_refused(frame: Frame, rng: random.Random) -> None:
     data = bytearray(encode(frame))

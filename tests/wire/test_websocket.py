@@ -446,6 +446,30 @@ def test_the_nodes_per_step_are_what_the_cloud_allows(llama_folder: Path) -> Non
         link.close()
 
 
+def test_the_device_learns_what_the_cloud_computes_with(llama_folder: Path, url: str) -> None:
+    link = open_link(llama_folder, url)
+    link.open()
+    assert link.cloud_dtype == "float32"
+    link.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "protected"),
+    [
+        ("ws://127.0.0.1:7600", True),
+        ("ws://localhost:7600", True),
+        ("ws://[::1]:7600", True),
+        ("wss://example.org", True),
+        ("ws://example.org", False),
+        ("ws://192.168.1.5:7600", False),
+    ],
+)
+def test_a_way_is_protected_if_it_is_encrypted_or_leaves_no_machine(
+    llama_folder: Path, url: str, protected: bool
+) -> None:
+    assert open_link(llama_folder, url).is_protected is protected
+
+
 # -- Gone in the middle ----------------------------------------------------------------------------
 
 

@@ -54,6 +54,7 @@ def _root(
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
+    _settle_threads()
     try:
         app()
     except AparteError as error:
@@ -75,3 +76,16 @@ def main() -> None:
             err=True,
         )
         sys.exit(1)
+
+
+def _settle_threads() -> None:
+    """Tell OpenMP how its threads should wait, before torch loads it; what the user set stays.
+
+    Both sides compute in short bursts with long waits between. Unbound, the threads of a burst often wake
+    on the same core and stay there for some 10 ms; and threads that spin for long after a burst take the
+    core from whoever shares the machine. Measured in docs/architecture.md, "Threads".
+    """
+    if sys.platform != "linux" or "OMP_NUM_THREADS" in os.environ:
+        return
+    os.environ.setdefault("OMP_PROC_BIND", "true")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")

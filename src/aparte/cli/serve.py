@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,21 +57,29 @@ def serve(
 
     with progress_bar(quiet=json) as progress:
         from aparte.cloud.load import load_engine
+        from aparte.cloud.server import compute_thread
         from aparte.model.needed import needed_by_cloud
         from aparte.model.parts import Blueprint
         from aparte.model.registry import resolve
 
         folder = resolve(model, wanted=needed_by_cloud(where), tokenizer=False, progress=progress)
-        engine = load_engine(Blueprint.open(folder, compute), where, model, limits, progress)
-        engine.probe()
+
+        def load() -> Engine:
+            engine = load_engine(Blueprint.open(folder, compute), where, model, limits, progress)
+            engine.probe()
+            return engine
+
+        worker = compute_thread()
+        engine = worker.submit(load).result()
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("websockets").setLevel(logging.ERROR)
-    asyncio.run(_run(engine, host, port, token, tls, exit_with_parent, json))
+    asyncio.run(_run(engine, worker, host, port, token, tls, exit_with_parent, json))
 
 
 async def _run(
     engine: Engine,
+    worker: Executor,
     host: str,
     port: int,
     token: str | None,
@@ -80,7 +89,7 @@ async def _run(
 ) -> None:
     from aparte.cloud.server import MiddleServer
 
-    server = MiddleServer(engine, token=token, tls=tls)  # type: ignore[arg-type]
+    server = MiddleServer(engine, worker=worker, token=token, tls=tls)  # type: ignore[arg-type]
     actual = await server.start(host, port)
     shown = f"[{host}]" if ":" in host else host
     url = f"{'wss' if tls else 'ws'}://{shown}:{actual}"

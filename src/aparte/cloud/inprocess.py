@@ -27,6 +27,10 @@ class InProcessLink:
     def max_nodes(self) -> int:
         return self._engine.limits.max_nodes_per_step
 
+    @property
+    def max_context(self) -> int:
+        return self._engine.max_context
+
     def open(self) -> bool:
         if self._session is not None:
             return True

@@ -77,9 +77,9 @@ class SlotCache:
     ) -> torch.Tensor:
         buffer = buffers[index]
         if buffer is None or buffer.shape[2] < layout.total:
-            rows = INITIAL_ROWS if buffer is None else buffer.shape[2]
+            rows = min(INITIAL_ROWS, self._max_rows) if buffer is None else buffer.shape[2]
             while rows < layout.total:
-                rows *= 2
+                rows = min(rows * 2, self._max_rows)
             grown = new.new_zeros(1, new.shape[1], rows, new.shape[3])
             if buffer is not None:
                 grown[:, :, : layout.first_row] = buffer[:, :, : layout.first_row]

@@ -95,7 +95,7 @@ def _tensor_names(file: GgufFile, config: PretrainedConfig) -> dict[str, str]:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        expected = AutoModelForCausalLM.from_config(config).state_dict()
+        expected = AutoModelForCausalLM.from_config(config, trust_remote_code=False).state_dict()
     if config.tie_word_embeddings:
         del expected["lm_head.weight"]
     arch = MODEL_ARCH[file.metadata["general.architecture"].upper()]

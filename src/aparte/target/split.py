@@ -56,8 +56,12 @@ class SplitTarget:
         self._front_cache = parts.front.new_cache()
         self._back_cache = parts.back.new_cache()
         self._pending: deque[_Pending] = deque()
-        self.max_context = parts.max_context
         self.vocab_size = parts.vocab_size
+
+    @property
+    def max_context(self) -> int:
+        """The smaller one of the model's context and what the cloud allows."""
+        return min(self._parts.max_context, self._link.max_context)
 
     @property
     def max_nodes(self) -> int:

@@ -29,6 +29,11 @@ class Link(Protocol):
         """Most nodes per step."""
         ...
 
+    @property
+    def max_context(self) -> int:
+        """Most positions of a sequence."""
+        ...
+
     def open(self) -> bool:
         """Connect unless connected. True if the session of the last call is still there."""
         ...

@@ -69,6 +69,7 @@ class WebSocketLink:
         self._max_bytes = MAX_NODES * width * 4 + MAX_HEADER_BYTES
         self._socket: ClientConnection | None = None
         self._max_nodes = MAX_NODES
+        self.max_context = 0  # known once open
         #: What the cloud says it computes with; known once open.
         self.cloud_dtype = ""
         #: False if what is sent can be read on the way to another machine.
@@ -193,6 +194,7 @@ class WebSocketLink:
         served = {key: printable(value) for key, value in frame.fingerprint.items()}
         self._fingerprint.check(Fingerprint.from_json(served))
         self._max_nodes = min(frame.max_nodes, MAX_NODES)
+        self.max_context = frame.max_context
         self.cloud_dtype = printable(frame.dtype)
 
     def _last_word(self, socket: ClientConnection) -> AparteError | None:
