@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from aparte.address import parse_address
 from aparte.config import Cut
-from aparte.measure.wan import WanProfile, WanRelay, parse_address
+from aparte.measure.wan import WanRelay
+from aparte.measure.wan_link import WanProfile
 from cli.command import Command, start
 from running import running_server
 from tiny import save_tiny

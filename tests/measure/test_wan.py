@@ -21,8 +21,11 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from aparte.address import format_address, parse_address
 from aparte.errors import UserError
-from aparte.measure.wan import WanProfile, WanRelay, format_address, parse_address, wan_process
+from aparte.measure.wan import WanRelay
+from aparte.measure.wan_link import WanProfile
+from aparte.measure.wan_process import wan_process
 
 TIMEOUT_S = 10 * float(os.environ.get("APARTE_TESTS_TIMEOUT_FACTOR", "1"))
 ATTEMPTS = 4

@@ -49,7 +49,7 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
     emulator, one in a process of its own, as it would be in real use."""
     from aparte.config import WireName, one_of
     from aparte.measure.cloud_process import CloudProcess
-    from aparte.measure.wan import WanProfile
+    from aparte.measure.wan_link import WanProfile
 
     one_of(setup.wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
@@ -99,7 +99,7 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
 
 
 def _relayed(stack: contextlib.ExitStack, url: str, profile: object) -> str:
-    from aparte.measure.wan import wan_process
+    from aparte.measure.wan_process import wan_process
 
     try:
         parts = urlsplit(url)

@@ -11,7 +11,9 @@ from typing import Annotated
 
 import typer
 
-from aparte.measure.wan import WanProfile, WanRelay, format_address, parse_address
+from aparte.address import format_address, parse_address
+from aparte.measure.wan import WanRelay
+from aparte.measure.wan_link import WanProfile
 
 _PARENT_POLL_S = 1.0
 

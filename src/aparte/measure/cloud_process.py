@@ -12,9 +12,11 @@ import tempfile
 from types import TracebackType
 from typing import IO
 
+from aparte.address import parse_address
 from aparte.config import Compute, Cut
 from aparte.errors import AparteError, UserError
-from aparte.measure.wan import WanProfile, parse_address, wan_process
+from aparte.measure.wan_link import WanProfile
+from aparte.measure.wan_process import wan_process
 
 
 class CloudProcess:
