@@ -18,7 +18,10 @@ DEFAULT_MODEL = "smollm2-135m"
 
 DtypeName = Literal["auto", "packed16", "float32", "bfloat16", "float16"]
 WireName = Literal["auto", "float16", "bfloat16", "float32"]
-DecodeName = Literal["sequential", "jacobi", "lookahead"]
+
+#: Drafters that stand for themselves, and the sources that ``auto`` merges; sources may be joined by "+".
+DECODING_MODES = ("auto", "sequential", "jacobi", "lookahead")
+SOURCES = ("context", "recycling", "runner-up")
 
 
 def cache_dir() -> Path:
@@ -120,15 +123,26 @@ class Sampling:
 class Decoding:
     """Which drafter proposes, and how much."""
 
-    decode: DecodeName = "lookahead"
+    decode: str = "lookahead"
     ngram: int = 3
     #: Most tree nodes that speculation may add to one step.
     max_nodes: int = 12
     #: Guesses per block in Jacobi decoding.
     jacobi_block: int = 8
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources to merge into one tree; empty for a drafter that stands for itself."""
+        if self.decode == "auto":
+            return SOURCES
+        return () if self.decode in DECODING_MODES else tuple(self.decode.split("+"))
+
     def __post_init__(self) -> None:
-        one_of(self.decode, get_args(DecodeName), "decoding mode")
+        if self.decode not in DECODING_MODES:
+            for name in self.decode.split("+"):
+                one_of(name, (*DECODING_MODES, *SOURCES), "decoding mode")
+                if name in DECODING_MODES:
+                    raise UserError(f"{name} cannot be joined with others; {', '.join(SOURCES)} can.")
         if not 3 <= self.ngram <= 7:
             raise UserError(f"ngram is {self.ngram}; lookahead works with n-grams of 3 to 7 tokens.")
         if not 1 <= self.max_nodes <= 256:

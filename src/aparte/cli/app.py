@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from aparte import __version__
+from aparte.cli.bench import bench_app
 from aparte.cli.chat import chat
 from aparte.cli.demo import demo
 from aparte.cli.generate import generate
@@ -35,6 +36,7 @@ app.command()(verify)
 app.command()(demo)
 app.command("wan")(wan)
 app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
 
 
 def _version(value: bool) -> None:

@@ -48,7 +48,7 @@ def chat(
 
     Reads lines from standard input; with --json it prints one JSON object per answer.
     """
-    decoding = Decoding(decode, ngram, max_nodes)  # type: ignore[arg-type]
+    decoding = Decoding(decode, ngram, max_nodes)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     stopping = Stopping(max_new_tokens, tuple(stop or ()))
     setup = Setup(

@@ -10,7 +10,7 @@ from aparte.cli import options
 from aparte.cli.generate import stream
 from aparte.cli.output import PrefillBar, note, print_json, progress_bar, show_table, write
 from aparte.cli.setup import Setup, connect
-from aparte.config import DEFAULT_MODEL, Compute, Cut, DecodeName, Decoding, Sampling, Stopping
+from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
 from aparte.errors import AparteError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def demo(
             )
 
 
-def _write(writer: Writer, tokens: list[int], decode: DecodeName, max_new_tokens: int, live: bool) -> Answer:
+def _write(writer: Writer, tokens: list[int], decode: str, max_new_tokens: int, live: bool) -> Answer:
     from aparte.speculate.drafter import make_drafter
 
     decoding = Decoding(decode=decode)

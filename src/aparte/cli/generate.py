@@ -48,7 +48,7 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Write one answer to PROMPT: the text stays here, the middle layers run on the cloud."""
-    decoding = Decoding(decode, ngram, max_nodes)  # type: ignore[arg-type]
+    decoding = Decoding(decode, ngram, max_nodes)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     stopping = Stopping(max_new_tokens, tuple(stop or ()))
     text = options.read_text(prompt)

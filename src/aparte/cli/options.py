@@ -35,7 +35,10 @@ TlsCa = Annotated[
 ]
 Rtt = Annotated[float | None, typer.Option(metavar="MS", help="Emulate this round trip.")]
 Mbps = Annotated[float | None, typer.Option(metavar="N", help="Emulate this bandwidth, Mbit/s each way.")]
-Decode = Annotated[str, typer.Option(help="sequential, jacobi or lookahead.")]
+Decode = Annotated[
+    str,
+    typer.Option(help="auto, sequential, jacobi, lookahead; or context, recycling, runner-up, joined by +."),
+]
 Ngram = Annotated[int, typer.Option(help="n-gram size of lookahead, 3 to 7.")]
 MaxNodes = Annotated[int, typer.Option(help="Most speculative nodes per round trip.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to write.")]

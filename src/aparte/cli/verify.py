@@ -41,7 +41,7 @@ def verify(
     """
     from aparte.config import WireName, one_of
 
-    decoding = Decoding(decode, ngram, max_nodes)  # type: ignore[arg-type]
+    decoding = Decoding(decode, ngram, max_nodes)
     wanted, compute = Cut.parse(cut), Compute(dtype, device)  # type: ignore[arg-type]
     one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
     texts = read_prompts(prompts)

@@ -231,8 +231,8 @@ class MiddleServer:
                 computed = await asyncio.get_running_loop().run_in_executor(
                     self._worker, session.run, item.frame.step, item.frame.payload
                 )
-                await connection.send(_result(item, computed))
                 self.counters.steps += 1
+                await connection.send(_result(item, computed))
         finally:
             reader.cancel()
             await asyncio.wait([reader])

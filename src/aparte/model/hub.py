@@ -10,6 +10,7 @@ import errno
 import io
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,13 @@ def _bar(label: str, progress: Progress) -> type[Any]:
             result: bool | None = super().update(n)
             progress(label, int(self.n), int(self.total or 0))
             return result
+
+        def close(self) -> None:
+            if not self.disable and sys.exc_info()[0] is None:
+                progress(
+                    label, int(self.total or self.n), int(self.total or 0)
+                )  # the last update may be left out
+            super().close()  # type: ignore[no-untyped-call]
 
     return Bar
 

@@ -6,7 +6,7 @@ round trips it takes. A drafter's state belongs to one conversation and never le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,8 +55,12 @@ class Nothing:
 
 def make_drafter(settings: Decoding) -> Drafter:
     """The drafter for ``--decode``; :class:`~aparte.config.Decoding` has checked the name."""
+    from aparte.speculate.context import Context
     from aparte.speculate.jacobi import Jacobi
     from aparte.speculate.lookahead import Lookahead
+    from aparte.speculate.merge import Merged
+    from aparte.speculate.recycling import Recycling, RunnerUp
+    from aparte.speculate.source import Source
 
     match settings.decode:
         case "sequential":
@@ -65,3 +69,10 @@ def make_drafter(settings: Decoding) -> Drafter:
             return Jacobi(settings.jacobi_block)
         case "lookahead":
             return Lookahead(settings.ngram)
+        case _:
+            known: dict[str, Callable[[], Source]] = {
+                "context": Context,
+                "recycling": Recycling,
+                "runner-up": RunnerUp,
+            }
+            return Merged([known[name]() for name in settings.sources])

@@ -1,0 +1,133 @@
+"""``aparte bench``: measurements that take a while."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aparte.cli import options
+from aparte.cli.output import note, print_json, progress_bar, show_table
+from aparte.cli.setup import Setup, connect
+from aparte.config import Compute, Cut, Decoding, Sampling
+from aparte.errors import UserError
+
+bench_app = typer.Typer(help="Measure on benchmark data.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@bench_app.callback()
+def _bench() -> None:
+    pass
+
+
+@bench_app.command()
+def specbench(
+    model: options.Model,
+    data: Annotated[Path, typer.Option(help="Spec-Bench questions, JSON lines.", show_default=False)],
+    limit: Annotated[int | None, typer.Option(min=1, help="So many questions, balanced over tasks.")] = None,
+    max_new_tokens: options.MaxNewTokens = 160,
+    decode: options.Decode = "auto",
+    ngram: options.Ngram = Decoding.ngram,
+    max_nodes: options.MaxNodes = Decoding.max_nodes,
+    rtt: options.Rtt = None,
+    mbps: options.Mbps = None,
+    seed: options.Seed = 0,
+    temperature: options.Temperature = 0.0,
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Keep the drafter's state from question to question.")
+    ] = False,
+    baseline: Annotated[
+        bool, typer.Option("--baseline/--no-baseline", help="Answer each question sequentially too.")
+    ] = True,
+    resume: Annotated[
+        Path | None, typer.Option(help="File of finished rows: read if there, written as it goes on.")
+    ] = None,
+    cut: options.CutOption = str(Cut()),
+    wire: options.Wire = "auto",
+    dtype: options.Dtype = Compute.dtype,
+    device: options.DeviceOption = Compute.device,
+    json: options.Json = False,
+) -> None:
+    """MAT, nodes, speed and identity on Spec-Bench, by task and as the macro average over six tasks.
+
+    Cold unless --warm: each question starts with nothing learned. Questions are drawn by --seed.
+    """
+    from aparte.measure import specbench as bench
+
+    decoding = Decoding(decode, ngram, max_nodes)
+    questions = bench.balanced(bench.load_questions(data), limit, seed)
+    settings = {
+        "model": model,
+        "prompts": bench.fingerprint(questions),
+        "decode": decode,
+        "ngram": ngram,
+        "max_nodes": max_nodes,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "cold": not warm,
+        "link": {"rtt_ms": rtt, "mbps": mbps},
+        "seed": seed,
+        "cut": cut,
+        "wire": wire,
+        "dtype": dtype,
+    }
+    done = _finished(resume, settings)
+    setup = Setup(model, Cut.parse(cut), Compute(dtype, device), rtt_ms=rtt, mbps=mbps, wire=wire)  # type: ignore[arg-type]
+    chosen = bench.Options(
+        decoding, Sampling(temperature=temperature, seed=seed), max_new_tokens, warm, baseline
+    )
+    rows: list[dict[str, Any]] = []
+    with connect(setup, quiet=True) as writer, progress_bar() as progress:
+        for row in bench.run(
+            writer,
+            questions,
+            chosen,
+            done=done,
+            progress=lambda number, total: progress("questions", number, total),
+        ):
+            rows.append(row)
+            if resume is not None and len(rows) > len(done):
+                with resume.open("a", encoding="utf-8") as file:
+                    file.write(jsonlib.dumps(row) + "\n")
+    report = bench.summarize(rows)
+    if baseline:
+        report["identical"] = all(row["identical"] for row in rows)
+        report["different"] = [row["id"] for row in rows if not row["identical"]]
+    report |= settings
+    if json:
+        print_json(report)
+        return
+    columns = [
+        key for key in ("mat", "nodes_per_step", "tok_s", "speedup", "wasted_share") if key in report["macro"]
+    ]
+    show_table(
+        f"{model}, {decode}, {'warm' if warm else 'cold'}, {len(rows)} questions, {max_new_tokens} tokens",
+        ["task", *columns],
+        [
+            *(
+                [task, *(f"{figures[key]:.2f}" for key in columns)]
+                for task, figures in report["categories"].items()
+            ),
+            ["macro average", *(f"{report['macro'][key]:.2f}" for key in columns)],
+        ],
+    )
+    if baseline:
+        note(f"Identical to sequential: {'yes' if report['identical'] else 'no'}")
+
+
+def _finished(file: Path | None, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of an earlier run with the same settings; a new file gets the settings as its first line."""
+    if file is None:
+        return []
+    if not file.exists():
+        file.write_text(jsonlib.dumps(settings) + "\n", encoding="utf-8")
+        return []
+    try:
+        lines = [jsonlib.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        raise UserError(f"{file} is not a file of finished rows. Give another one.") from None
+    if not lines or lines[0] != settings:
+        raise UserError(f"{file} is of a run with other settings. Give another file to --resume.")
+    return lines[1:]
