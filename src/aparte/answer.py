@@ -10,6 +10,7 @@ from typing import Any
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.decode import FinishReason, Job, PrefillProgress, StepRecord, decode
 from aparte.session import Session
+from aparte.speculate.budget import NodeBudget
 from aparte.speculate.drafter import Drafter
 from aparte.target.base import Target
 from aparte.text.stream import Detokenizer, StopMatcher
@@ -110,6 +111,7 @@ class Writer:
         self._cut = cut
         self._prefill_chunk = prefill_chunk
         self._session = Session()
+        self._budget = NodeBudget()  # what it learns of the link holds for the next answer too
 
     def forget(self) -> None:
         """Keep nothing of earlier answers: the next one sends its whole prompt."""
@@ -132,7 +134,8 @@ class Writer:
             sampling=sampling,
             max_new_tokens=stopping.max_new_tokens,
             eos=self.codec.eos,
-            max_nodes=decoding.max_nodes,
+            max_nodes=decoding.node_limit,
+            budget=self._budget if decoding.automatic else None,
             prefill_chunk=self._prefill_chunk,
         )
         return answer, self._pieces(answer, job, drafter, stopping, on_prefill)

@@ -125,10 +125,22 @@ class Decoding:
 
     decode: str = "lookahead"
     ngram: int = 3
-    #: Most tree nodes that speculation may add to one step.
-    max_nodes: int = 12
+    #: Tree nodes that speculation may add to one step; None leaves it to the mode (see ``node_limit``).
+    max_nodes: int | None = None
     #: Guesses per block in Jacobi decoding.
     jacobi_block: int = 8
+
+    @property
+    def node_limit(self) -> int:
+        """Most nodes that speculation may add to a step."""
+        if self.max_nodes is not None:
+            return self.max_nodes
+        return 32 if self.sources else 12
+
+    @property
+    def automatic(self) -> bool:
+        """True if the number of nodes follows the measured cost of steps."""
+        return self.max_nodes is None and bool(self.sources)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -145,7 +157,7 @@ class Decoding:
                     raise UserError(f"{name} cannot be joined with others; {', '.join(SOURCES)} can.")
         if not 3 <= self.ngram <= 7:
             raise UserError(f"ngram is {self.ngram}; lookahead works with n-grams of 3 to 7 tokens.")
-        if not 1 <= self.max_nodes <= 256:
+        if self.max_nodes is not None and not 1 <= self.max_nodes <= 256:
             raise UserError(f"max_nodes is {self.max_nodes}; it must be between 1 and 256.")
         if not 1 <= self.jacobi_block <= 64:
             raise UserError(f"jacobi_block is {self.jacobi_block}; it must be between 1 and 64.")

@@ -16,6 +16,7 @@ from aparte.errors import UserError
 from aparte.sampling import choose
 from aparte.session import Session
 from aparte.speculate.accept import accept
+from aparte.speculate.budget import NodeBudget
 from aparte.speculate.drafter import Drafter, Outcome
 from aparte.speculate.tree import sanitize
 from aparte.target.base import Target, Timing
@@ -81,6 +82,7 @@ class Job:
     eos: frozenset[int]
     max_nodes: int
     prefill_chunk: int = 128
+    budget: NodeBudget | None = None
 
 
 def decode(
@@ -145,6 +147,8 @@ def _decode(
             # The target's own token comes on top of an accepted draft, hence one less than is left.
             max_depth=limit - written - 1,
         )
+        if job.budget is not None:
+            tree = job.budget.trim(tree)
         draft_s = time.perf_counter() - proposing
 
         # forward
@@ -166,6 +170,8 @@ def _decode(
         drafter.observe(Outcome(tree, choices, accepted, evaluation.logits))
         ended = time.perf_counter()
         draft_s += ended - observing
+        if job.budget is not None and written:  # the first step carries the prompt and tells nothing
+            job.budget.observe(len(step), (ended - started) * 1e3)
 
         # emit
         tokens, finish = _stop(accepted.tokens, job.eos, limit - written)

@@ -40,7 +40,14 @@ Decode = Annotated[
     typer.Option(help="auto, sequential, jacobi, lookahead; or context, recycling, runner-up, joined by +."),
 ]
 Ngram = Annotated[int, typer.Option(help="n-gram size of lookahead, 3 to 7.")]
-MaxNodes = Annotated[int, typer.Option(help="Most speculative nodes per round trip.")]
+MaxNodes = Annotated[
+    int | None,
+    typer.Option(
+        help="Speculative nodes per round trip. By default as the link and both sides make worth while, "
+        "12 for jacobi and lookahead.",
+        show_default=False,
+    ),
+]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to write.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this probability.")]

@@ -208,10 +208,9 @@ def _bar(label: str, progress: Progress) -> type[Any]:
 
         def close(self) -> None:
             if not self.disable and sys.exc_info()[0] is None:
-                progress(
-                    label, int(self.total or self.n), int(self.total or 0)
-                )  # the last update may be left out
-            super().close()  # type: ignore[no-untyped-call]
+                # The library may leave the last update out.
+                progress(label, int(self.total or self.n), int(self.total or 0))
+            super().close()
 
     return Bar
 

@@ -24,6 +24,10 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def head(self, count: int) -> DraftTree:
+        """The first ``count`` nodes; parents come before their children, so that is a tree too."""
+        return DraftTree(self.tokens[:count], self.parents[:count], self.probabilities[:count])
+
     def children(self) -> dict[tuple[int, int], int]:
         """Node by (parent node, token)."""
         pairs = zip(self.parents, self.tokens, strict=True)
