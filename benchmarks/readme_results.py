@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/readme_results.py --print    # measure and print
 
 Device, cloud and emulated link run on this machine, each in a process of its own, as in ``make demo``.
-Sequential and lookahead are interleaved in one run; read ratios, not absolute numbers.
+The modes are interleaved in one run; read ratios, not absolute numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROMPTS = {
     "question": "Why is the sky blue?",
     "list": "List the planets of the solar system, one per line, with their number of moons.",
 }
-MODES = ("sequential", "jacobi", "lookahead")
+MODES = ("sequential", "jacobi", "lookahead", "auto")
 RTT_MS = 80.0
 NEW_TOKENS = 96
 

@@ -11,6 +11,7 @@ import torch
 
 from aparte.config import DEFAULT_MODEL
 from aparte.errors import AparteError
+from cli.command import Command
 from tiny import FAMILIES, save_tiny
 
 # Tiny models lose more to thread hand-overs than they gain, above all on a busy machine; child
@@ -59,3 +60,11 @@ def all_cores() -> Iterator[None]:
     torch.set_num_threads(os.cpu_count() or 1)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def aparte(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("APARTE_TOKEN", raising=False)
+    monkeypatch.delenv("APARTE_DEBUG", raising=False)
+    return Command(monkeypatch, capsys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from aparte.cloud.server import MiddleServer
 from aparte.config import Compute, Cut, ServerLimits
 from aparte.model.parts import Blueprint
 
-FLOAT32 = Compute(dtype="float32", device="cpu")
+#: What most tests compute with; APARTE_TEST_DEVICE=cuda runs them on a GPU.
+FLOAT32 = Compute(dtype="float32", device=os.environ.get("APARTE_TEST_DEVICE", "cpu"))
 
 
 @contextmanager

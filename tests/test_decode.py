@@ -30,6 +30,8 @@ MODES = [
     Decoding("lookahead", ngram=3),
     Decoding("lookahead", ngram=5),
     Decoding("lookahead", ngram=7, max_nodes=40),
+    Decoding("auto"),
+    Decoding("context", max_nodes=16),
 ]
 CUTS = [Cut(1, 1), Cut(2, 2), Cut(1, 4)]
 
@@ -90,7 +92,7 @@ def write(
 def test_greedy_equals_the_unsplit_model(tiny_folder: Path, cut: Cut, mode: Decoding) -> None:
     """60 tokens, well past the sliding window of the tiny Mistral."""
     prompt, expected = truth(tiny_folder, 60)
-    answer = write(writer_for(tiny_folder, cut), prompt, make_drafter(mode), 60, max_nodes=mode.max_nodes)
+    answer = write(writer_for(tiny_folder, cut), prompt, make_drafter(mode), 60, max_nodes=mode.node_limit)
     assert answer.token_ids == expected
     assert answer.round_trips <= 60
 

@@ -33,6 +33,7 @@ MODES = [
     Decoding("lookahead", ngram=3),
     Decoding("lookahead", ngram=5),
 ]
+OTHERS = [Decoding("auto"), Decoding("context+runner-up", max_nodes=4)]
 
 
 @functools.cache
@@ -80,7 +81,7 @@ def test_a_seed_gives_the_same_text_with_every_mode(default_model: Path) -> None
         (PROMPTS[0], Sampling(temperature=0.6, top_k=40, min_p=0.02, seed=5)),
     ):
         texts = []
-        for mode in MODES:
+        for mode in [*MODES, *OTHERS]:
             writer.forget()
             answer, pieces = writer.write(
                 encode(default_model, prompt),
@@ -101,7 +102,7 @@ def test_the_default_precision_is_the_same_with_and_without_speculation(default_
     for text in PROMPTS[:4]:
         prompt = encode(default_model, text)
         sequential = write_split(writer, prompt, Decoding("sequential"), 24)
-        for mode in MODES[1:]:
+        for mode in [*MODES[1:], *OTHERS]:
             writer.forget()
             assert write_split(writer, prompt, mode, 24).tokens == sequential.tokens
 

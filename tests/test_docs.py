@@ -305,7 +305,7 @@ def shown_default(parameter: Any) -> str:
     if parameter.required:
         return "required"
     if parameter.is_flag:
-        return "off"
+        return "on" if parameter.default else "off"
     return "" if parameter.default is None else f"`{parameter.default}`"
 
 

@@ -123,7 +123,7 @@ class Sampling:
 class Decoding:
     """Which drafter proposes, and how much."""
 
-    decode: str = "lookahead"
+    decode: str = "auto"
     ngram: int = 3
     #: Tree nodes that speculation may add to one step; None leaves it to the mode (see ``node_limit``).
     max_nodes: int | None = None

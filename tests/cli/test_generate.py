@@ -84,7 +84,7 @@ def test_the_prompt_may_come_from_standard_input(aparte: Command, llama_folder: 
         (["MODEL", ""], b"", "prompt is empty"),
         (["MODEL", "-"], b"  \n", "prompt is empty"),
         (["MODEL", "-"], b"caf\xe9", "not valid UTF-8"),
-        (["MODEL", "hi", "--decode", "magic"], b"", "Known: sequential, jacobi, lookahead"),
+        (["MODEL", "hi", "--decode", "magic"], b"", "Known: auto, sequential, jacobi, lookahead"),
         (["MODEL", "hi", "--ngram", "2"], b"", "3 to 7"),
         (["MODEL", "hi", "--cut", "2"], b"", "--cut 2,2"),
         (["MODEL", "hi", "--cut", "0,2"], b"", "at least 1"),

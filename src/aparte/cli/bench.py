@@ -28,7 +28,7 @@ def specbench(
     data: Annotated[Path, typer.Option(help="Spec-Bench questions, JSON lines.", show_default=False)],
     limit: Annotated[int | None, typer.Option(min=1, help="So many questions, balanced over tasks.")] = None,
     max_new_tokens: options.MaxNewTokens = 160,
-    decode: options.Decode = "auto",
+    decode: options.Decode = Decoding.decode,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
     rtt: options.Rtt = None,

@@ -16,6 +16,7 @@ from aparte.errors import AparteError
 if TYPE_CHECKING:
     from aparte.answer import Answer, Writer
 
+_MODES = ("sequential", "lookahead", "auto")
 PROMPT = "Write a Python function that checks whether a number is prime, then explain it line by line."
 
 
@@ -35,13 +36,14 @@ def demo(
         if not json:
             note(f"\nYou, on the device: {prompt}")
             note("Each colour (or each part between bars) is one round trip:\n")
-        answers["lookahead"] = _write(writer, tokens, "lookahead", max_new_tokens, live=not json)
+        answers["auto"] = _write(writer, tokens, "auto", max_new_tokens, live=not json)
         if not json:
-            note("\nThe same one token at a time, and with the model in one piece ...")
+            note("\nThe same with lookahead, one token at a time, and with the model in one piece ...")
         with progress_bar(quiet=json) as progress:
-            progress("sequential", 0, 1)
-            answers["sequential"] = _write(writer, tokens, "sequential", max_new_tokens, live=False)
-            progress("sequential", 1, 1)
+            for mode in ("lookahead", "sequential"):
+                progress(mode, 0, 1)
+                answers[mode] = _write(writer, tokens, mode, max_new_tokens, live=False)
+                progress(mode, 1, 1)
             progress("unsplit model", 0, 1)
             unsplit = _unsplit(setup, writer, tokens, max_new_tokens)
             progress("unsplit model", 1, 1)
@@ -58,8 +60,8 @@ def demo(
     else:
         show_table(
             f"{DEFAULT_MODEL}, cut {setup.cut}, {rtt:g} ms round trip",
-            ["", "sequential", "lookahead"],
-            _rows(answers["sequential"], answers["lookahead"]),
+            ["", *_MODES],
+            _rows(*(answers[mode] for mode in _MODES)),
         )
         write(f"identical to the unsplit model: {'yes' if identical else 'no'}\n")
         if not identical:

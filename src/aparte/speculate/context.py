@@ -12,7 +12,7 @@ from aparte.speculate.source import Candidate
 from aparte.speculate.suffixes import ROOT, SuffixAutomaton
 
 #: Shorter matches that are looked at besides the longest one.
-_BACKOFFS = 3
+_BACKOFFS = 5
 #: Candidates taken per match.
 _PER_MATCH = 3
 #: First guesses by length of the match, until there is experience.

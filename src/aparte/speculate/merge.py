@@ -17,7 +17,7 @@ from aparte.speculate.source import Candidate, Source
 from aparte.speculate.tree import BELOW_ROOT, DraftTree
 
 #: Nodes less likely than this are never worth a place.
-MIN_PROBABILITY = 0.005
+MIN_PROBABILITY = 0.001
 
 
 class Merged:

@@ -1,0 +1,152 @@
+"""Sources, one by one and merged into one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aparte.config import Decoding
+from aparte.errors import UserError
+from aparte.speculate.accept import accept
+from aparte.speculate.calibration import Calibration
+from aparte.speculate.context import Context
+from aparte.speculate.drafter import Outcome, make_drafter
+from aparte.speculate.merge import Merged
+from aparte.speculate.recycling import Recycling, RunnerUp
+from aparte.speculate.source import Candidate
+from aparte.speculate.tree import DraftTree
+
+VOCAB = 64
+
+
+def outcome(tree: DraftTree, choices: Sequence[int], logits: torch.Tensor | None = None) -> Outcome:
+    if logits is None:
+        logits = torch.zeros(len(choices), VOCAB)
+        logits[range(len(choices)), list(choices)] = 10.0
+    return Outcome(tree, tuple(choices), accept(tree, choices), logits)
+
+
+def decode(drafter: Merged, prompt: list[int], text: list[int], budget: int) -> int:
+    """Write ``text`` after ``prompt`` with a target that follows it; returns the round trips."""
+    context, trips = list(prompt), 0
+    whole = [*prompt, *text]
+    while len(context) < len(whole):
+        tree = drafter.propose(context, budget)
+        assert len(tree) <= budget
+        assert list(tree.probabilities) == sorted(tree.probabilities, reverse=True)
+        depth = [0, *tree.depths()]
+        choices = [whole[min(len(context) + d, len(whole) - 1)] for d in depth]
+        result = outcome(tree, choices)
+        drafter.observe(result)
+        context += result.accepted.tokens
+        trips += 1
+    return trips
+
+
+def test_context_copies_what_was_said_before() -> None:
+    passage = list(range(10, 40))
+    trips = decode(Merged([Context()]), [1, *passage, 2], [10, 11, *passage[2:]], budget=8)
+    assert trips <= 6
+
+
+def test_context_prefers_the_longest_match() -> None:
+    source = Context()
+    # "1 2" was followed by 7 twice, "0 1 2" by 8 once.
+    place = source.start([1, 2, 7, 1, 2, 7, 0, 1, 2, 8, 5, 0, 1, 2])
+    assert source.candidates(place)[0].token == 8
+
+
+def test_another_conversation_starts_over() -> None:
+    source = Context()
+    source.start([1, 2, 3, 1, 2])
+    assert source.candidates(source.start([9, 8, 7])) == []
+
+
+def test_recycling_remembers_rejected_nodes_too() -> None:
+    source = Recycling()
+    tree = DraftTree((20, 21), (-1, 0), (0.5, 0.4))
+    source.learn([5, 6], outcome(tree, (30, 31, 32)))  # nothing accepted
+    assert source.candidates(source.start([6, 20]))[0].token == 31
+    assert source.candidates(source.start([20, 21]))[0].token == 32
+    assert source.candidates(source.start([5, 6]))[0].token == 30
+    # The pair is remembered apart from its last token.
+    source.learn([9, 20], outcome(DraftTree(), (40,)))
+    assert source.candidates(source.start([6, 20]))[0].token == 31
+    assert source.candidates(source.start([1, 20]))[0].token == 40
+
+
+def test_runner_up_offers_what_nearly_came() -> None:
+    source, logits = RunnerUp(), torch.zeros(1, VOCAB)
+    logits[0, [3, 4, 5]] = torch.tensor([9.0, 8.0, 7.0])
+    source.learn([1], outcome(DraftTree(), (3,), logits))
+    assert [candidate.token for candidate in source.candidates(source.start([1, 3]))] == [4, 5]
+    assert source.candidates(source.advance(True, 4)) == []
+
+
+def test_calibration_moves_from_the_first_guess_to_what_is_seen() -> None:
+    calibration, candidate = Calibration(), Candidate(1, "kind", prior=0.9)
+    assert calibration.probability(candidate) == pytest.approx(0.9)
+    for hit in [True, False, False, False] * 50:
+        calibration.record(candidate, hit)
+    assert calibration.probability(candidate) == pytest.approx(0.25, abs=0.03)
+    assert calibration.probability(Candidate(1, "another", prior=0.5)) == 0.5
+
+
+def test_a_source_that_is_always_wrong_loses_its_place() -> None:
+    class Wrong:
+        """Sure of itself, and never right."""
+
+        def start(self, context: Sequence[int]) -> int:
+            return 0
+
+        def candidates(self, place: int) -> list[Candidate]:
+            return [Candidate(60 + rank, ("wrong", rank), 0.9) for rank in range(3)] if not place else []
+
+        def advance(self, place: int, token: int) -> int:
+            return 1
+
+        def learn(self, context: Sequence[int], outcome: Outcome) -> None:
+            pass
+
+    passage = list(range(10, 40))
+    drafter = Merged([Wrong(), Context()])
+    decode(drafter, [1], passage * 4, budget=4)
+    tree = drafter.propose([1, *passage * 4, *passage[:5]], 4)
+    assert 60 not in tree.tokens
+    assert tree.tokens[0] == passage[5]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(0, 12))
+def test_trees_are_proper_whatever_the_text(text: list[int], budget: int) -> None:
+    drafter = make_drafter(Decoding("auto"))
+    assert isinstance(drafter, Merged)
+    assert decode(drafter, [0, 1], text, budget) <= len(text)
+
+
+def test_estimates_below_one_node_never_add_up_to_more_than_one() -> None:
+    drafter = make_drafter(Decoding("auto"))
+    assert isinstance(drafter, Merged)
+    decode(drafter, [1, 2, 3], [1, 2, 4, 1, 2, 5, 1, 2, 6] * 3, budget=16)
+    tree = drafter.propose([1, 2, 3, *[1, 2, 4, 1, 2, 5, 1, 2, 6] * 3, 1, 2], 32)
+    for node in range(-1, len(tree)):
+        own = 1.0 if node < 0 else tree.probabilities[node]
+        below = [p for p, parent in zip(tree.probabilities, tree.parents, strict=True) if parent == node]
+        assert sum(below) <= own + 1e-9
+
+
+@pytest.mark.parametrize("name", ["magic", "context+magic", "auto+context", "context+", ""])
+def test_unknown_combinations_are_refused(name: str) -> None:
+    with pytest.raises(UserError):
+        Decoding(name)
+
+
+def test_combinations_and_limits() -> None:
+    assert Decoding("context+recycling").sources == ("context", "recycling")
+    assert Decoding("auto").automatic
+    assert Decoding("auto").node_limit == 32
+    assert not Decoding("auto", max_nodes=8).automatic
+    assert Decoding("lookahead").node_limit == 12
