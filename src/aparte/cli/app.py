@@ -15,6 +15,7 @@ from aparte import __version__
 from aparte.cli.bench import bench_app
 from aparte.cli.chat import chat
 from aparte.cli.demo import demo
+from aparte.cli.forget import forget
 from aparte.cli.generate import generate
 from aparte.cli.models import models_app
 from aparte.cli.serve import serve
@@ -34,6 +35,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(verify)
 app.command()(demo)
+app.command()(forget)
 app.command("wan")(wan)
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 from aparte.cli import options
 from aparte.cli.generate import stream, summarize
 from aparte.cli.output import PrefillBar, note, print_json
+from aparte.cli.remember import check_remember, remembered
 from aparte.cli.setup import Setup, connect
 from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
@@ -41,6 +43,7 @@ def chat(
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
     step_timeout: options.StepTimeout = LinkSettings.step_timeout_s,
+    remember: options.Remember = False,
     stats: Annotated[bool, typer.Option("--stats", help="A line of numbers after each answer.")] = False,
     json: options.Json = False,
 ) -> None:
@@ -49,6 +52,7 @@ def chat(
     Reads lines from standard input; with --json it prints one JSON object per answer.
     """
     decoding = Decoding(decode, ngram, max_nodes)
+    check_remember(decoding, remember)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     stopping = Stopping(max_new_tokens, tuple(stop or ()))
     setup = Setup(
@@ -65,10 +69,10 @@ def chat(
     )
     start = [{"role": "system", "content": system}] if system else []
     failed: AparteError | None = None
-    with connect(setup, quiet=json) as writer:
-        from aparte.speculate.drafter import make_drafter
-
-        drafter = make_drafter(decoding)
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(connect(setup, quiet=json))
+        kept = remembered(decoding, model, writer.target.vocab_size, remember)
+        drafter = stack.enter_context(kept)
         messages = list(start)
         if not json:
             note(HELP)

@@ -11,6 +11,7 @@ import typer
 
 from aparte.cli import options
 from aparte.cli.output import PrefillBar, RoundTripMarks, note, print_json, write
+from aparte.cli.remember import check_remember, remembered
 from aparte.cli.setup import Setup, connect
 from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
@@ -44,11 +45,13 @@ def generate(
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
     step_timeout: options.StepTimeout = LinkSettings.step_timeout_s,
+    remember: options.Remember = False,
     marks: Annotated[bool, typer.Option("--marks", help="Mark the tokens of each round trip.")] = False,
     json: options.Json = False,
 ) -> None:
     """Write one answer to PROMPT: the text stays here, the middle layers run on the cloud."""
     decoding = Decoding(decode, ngram, max_nodes)
+    check_remember(decoding, remember)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     stopping = Stopping(max_new_tokens, tuple(stop or ()))
     text = options.read_text(prompt)
@@ -69,23 +72,22 @@ def generate(
         settings=LinkSettings(step_timeout_s=step_timeout),
     )
     with connect(setup, quiet=json) as writer:
-        from aparte.speculate.drafter import make_drafter
-
         if raw:
             tokens = writer.codec.encode(text)
         else:
             messages = [{"role": "system", "content": system}] if system else []
             tokens = writer.codec.encode_chat([*messages, {"role": "user", "content": text}])
         prefill = PrefillBar(quiet=json)
-        answer, pieces = writer.write(
-            tokens,
-            make_drafter(decoding),
-            sampling=sampling,
-            decoding=decoding,
-            stopping=stopping,
-            on_prefill=prefill,
-        )
-        failure = stream(answer, pieces, prefill, marks=marks, quiet=json)
+        with remembered(decoding, setup.model, writer.target.vocab_size, remember) as drafter:
+            answer, pieces = writer.write(
+                tokens,
+                drafter,
+                sampling=sampling,
+                decoding=decoding,
+                stopping=stopping,
+                on_prefill=prefill,
+            )
+            failure = stream(answer, pieces, prefill, marks=marks, quiet=json)
         if json:
             print_json(answer.to_json() | ({"error": str(failure)} if failure else {}))
         else:

@@ -58,6 +58,10 @@ Stop = Annotated[
     list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.", show_default=False)
 ]
 System = Annotated[str | None, typer.Option(help="System message of the conversation.", show_default=False)]
+Remember = Annotated[
+    bool,
+    typer.Option("--remember", help="Keep what the drafter learns, on this device; see aparte forget."),
+]
 StepTimeout = Annotated[float, typer.Option(metavar="S", help="Longest wait for one answer of the cloud.")]
 
 

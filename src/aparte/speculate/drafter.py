@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from aparte.config import Decoding
 from aparte.speculate.accept import Accepted
 from aparte.speculate.tree import DraftTree
+
+if TYPE_CHECKING:
+    from aparte.speculate.recycling import Recycling
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,17 @@ class Nothing:
         pass
 
 
-def make_drafter(settings: Decoding) -> Drafter:
-    """The drafter for ``--decode``; :class:`~aparte.config.Decoding` has checked the name."""
+def make_drafter(settings: Decoding, recycling: Recycling | None = None) -> Drafter:
+    """The drafter for ``--decode``; :class:`~aparte.config.Decoding` has checked the name.
+
+    ``recycling`` is a table to go on with, where the mode has one.
+    """
     from aparte.speculate.context import Context
     from aparte.speculate.jacobi import Jacobi
     from aparte.speculate.lookahead import Lookahead
     from aparte.speculate.merge import Merged
-    from aparte.speculate.recycling import Recycling, RunnerUp
+    from aparte.speculate.recycling import Recycling as NewRecycling
+    from aparte.speculate.recycling import RunnerUp
     from aparte.speculate.source import Source
 
     match settings.decode:
@@ -72,7 +79,7 @@ def make_drafter(settings: Decoding) -> Drafter:
         case _:
             known: dict[str, Callable[[], Source]] = {
                 "context": Context,
-                "recycling": Recycling,
+                "recycling": lambda: NewRecycling() if recycling is None else recycling,
                 "runner-up": RunnerUp,
             }
             return Merged([known[name]() for name in settings.sources])

@@ -24,11 +24,12 @@ class Recycling:
     """Tables from the last token, and from the last two, to the most probable next ones."""
 
     def __init__(self) -> None:
-        self._after_one: dict[int, list[tuple[int, float]]] = {}
-        self._after_two: dict[Place, list[tuple[int, float]]] = {}
+        #: Best first, with their probabilities, :data:`KEPT` per key; the newest keys last.
+        self.after_one: dict[int, list[tuple[int, float]]] = {}
+        self.after_two: dict[Place, list[tuple[int, float]]] = {}
 
     def __len__(self) -> int:
-        return len(self._after_one) + len(self._after_two)
+        return len(self.after_one) + len(self.after_two)
 
     def start(self, context: Sequence[int]) -> Place:
         return (context[-2] if len(context) > 1 else -1, context[-1])
@@ -36,8 +37,8 @@ class Recycling:
     def candidates(self, place: Place) -> list[Candidate]:
         found: dict[int, Candidate] = {}
         for name, row, trust in (
-            ("two", self._after_two.get(place, ()), 0.8),
-            ("one", self._after_one.get(place[1], ()), 0.5),
+            ("two", self.after_two.get(place, ()), 0.8),
+            ("one", self.after_one.get(place[1], ()), 0.5),
         ):
             for rank, (token, probability) in enumerate(row):
                 if token not in found:
@@ -49,7 +50,7 @@ class Recycling:
         return place[1], token
 
     def learn(self, context: Sequence[int], outcome: Outcome) -> None:
-        best = outcome.logits.float().topk(KEPT, dim=-1)
+        best = outcome.logits.float().topk(KEPT, dim=-1)  # no vocabulary is smaller than that
         # The share within the full distribution, so that a flat one does not look certain.
         shares = (best.values - outcome.logits.float().logsumexp(dim=-1, keepdim=True)).exp()
         rows = [
@@ -63,8 +64,11 @@ class Recycling:
             self._store(previous, token, rows[1 + node])
 
     def _store(self, previous: int, token: int, row: list[tuple[int, float]]) -> None:
-        self._after_one[token] = row
-        self._after_two[previous, token] = row
+        # The newest goes last, so that the oldest can go first.
+        self.after_one.pop(token, None)
+        self.after_one[token] = row
+        self.after_two.pop((previous, token), None)
+        self.after_two[previous, token] = row
 
 
 class RunnerUp:
