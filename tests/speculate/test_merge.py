@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aparte.config import Decoding
 from aparte.errors import UserError
 from aparte.speculate.accept import accept
-from aparte.speculate.calibration import Calibration
+from aparte.speculate.calibration import START_WEIGHT, Calibration, measured_before
 from aparte.speculate.context import Context
 from aparte.speculate.drafter import Outcome, make_drafter
 from aparte.speculate.merge import Merged
@@ -88,12 +88,26 @@ def test_runner_up_offers_what_nearly_came() -> None:
 
 
 def test_calibration_moves_from_the_first_guess_to_what_is_seen() -> None:
-    calibration, candidate = Calibration(), Candidate(1, "kind", prior=0.9)
+    calibration, candidate = Calibration(), Candidate(1, ("kind",), prior=0.9)
     assert calibration.probability(candidate) == pytest.approx(0.9)
     for hit in [True, False, False, False] * 50:
         calibration.record(candidate, hit)
     assert calibration.probability(candidate) == pytest.approx(0.25, abs=0.03)
-    assert calibration.probability(Candidate(1, "another", prior=0.5)) == 0.5
+    assert calibration.probability(Candidate(1, ("another",), prior=0.5)) == 0.5
+
+
+def test_the_starting_point_is_bounded_and_of_known_kinds() -> None:
+    counts = measured_before()
+    assert len(counts) > 40
+    assert all(0 <= hits <= trials <= START_WEIGHT + 1e-9 for trials, hits in counts.values())
+    # The kinds must be those that the sources use, or the file would be of no use.
+    drafter = make_drafter(Decoding("auto"))
+    assert isinstance(drafter, Merged)
+    decode(drafter, [1, 2, 3], [1, 2, 4, 1, 2, 5, 1, 2, 6] * 3, budget=16)
+    seen = {kind for kind, (trials, _) in drafter.calibration.counts.items() if trials > START_WEIGHT + 1e-9}
+    changed = {kind for kind, value in drafter.calibration.counts.items() if counts.get(kind) != value}
+    assert changed & counts.keys()
+    assert seen <= changed
 
 
 def test_a_source_that_is_always_wrong_loses_its_place() -> None:

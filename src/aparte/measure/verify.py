@@ -7,6 +7,7 @@ decided, so the self-perplexity of a speculative run is that of the text it wrot
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,17 +42,16 @@ class Reference:
 
     def __init__(self, blueprint: Blueprint, eos: frozenset[int]) -> None:
         from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
 
-        logging.disable_progress_bar()
         precision = blueprint.precision
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            blueprint.checkpoint.folder,
-            dtype=precision.dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
+        with _no_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                blueprint.checkpoint.folder,
+                dtype=precision.dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+            )
         if precision.packed:  # the table of embeddings is kept in 16 bits there, as on the device
             table = model.get_input_embeddings().weight.data
             table.copy_(table.half())
@@ -78,6 +78,20 @@ class Reference:
             [int(token) for token in output.sequences[0, len(prompt) :]],
             torch.cat([row.float().cpu() for row in output.logits]),
         )
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Silence the library's own progress bars; the switch is global, so it is set back."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 class _Recorder:

@@ -25,7 +25,7 @@ class Merged:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = tuple(sources)
-        self._calibration = Calibration()
+        self.calibration = Calibration()
         self._context: Sequence[int] = ()
         # What each source said at each node of the last proposal, for calibration.
         self._said: dict[int, list[list[Candidate]]] = {}
@@ -69,7 +69,7 @@ class Merged:
         for choice in outcome.accepted.tokens:
             for candidates in self._said.get(node, ()):
                 for candidate in candidates:
-                    self._calibration.record(candidate, candidate.token == choice)
+                    self.calibration.record(candidate, candidate.token == choice)
             node = self._children.get((node, choice), len(self._said))
         for source in self._sources:
             source.learn(self._context, outcome)
@@ -81,7 +81,7 @@ class Merged:
         chances: dict[int, float] = {}
         for candidates in said:
             for candidate in candidates:
-                chance = self._calibration.probability(candidate)
+                chance = self.calibration.probability(candidate)
                 chances[candidate.token] = max(chance, chances.get(candidate.token, 0.0))
         # Estimates are made one by one; together they must not promise more than one next token.
         total = sum(chances.values())

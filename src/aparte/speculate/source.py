@@ -8,11 +8,14 @@ first guess.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aparte.speculate.drafter import Outcome
+
+#: A source's name and what the candidate goes by, such as the length of a match and a rank.
+Kind = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Candidate:
     """A token that may come next; ``prior`` is the guess until experience with ``kind`` is there."""
 
     token: int
-    kind: Hashable
+    kind: Kind
     prior: float
 
 

@@ -5,7 +5,8 @@ A frame is a 4-byte big-endian header length, a small JSON header and raw tensor
     | length | {"k": "step", "s": 7, "e": 0, "c": 41, "b": 42, "n": 1} | payload |
 
 Headers are terse because they are paid for at every round trip. In split mode they hold slot numbers,
-counters and times; never token ids, text, masks or anything derived from them.
+counters and times; never token ids, text or masks. The shape of a tree and the accepted path do depend on
+the text: docs/privacy.md says what that reveals.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""Measure how often each kind of candidate is right, and write the drafters' starting point.
+
+    .venv/bin/python benchmarks/calibration.py
+
+Runs the default model on the project's own prompts (none of any benchmark) and writes
+``src/aparte/speculate/priors.json``: per kind of candidate, trials and hits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+
+from aparte.cli.setup import Setup, connect
+from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
+from aparte.measure.prompts import PROMPTS
+from aparte.speculate.calibration import PRIORS, Calibration, Counts
+from aparte.speculate.drafter import make_drafter
+from aparte.speculate.merge import Merged
+
+MORE = (
+    "Explain how a bicycle stays upright.",
+    "Write a polite email asking for a refund.",
+    "What is the capital of Australia and why was it chosen?",
+    "Write a JavaScript function that reverses a string.",
+    "Give me three ideas for a birthday party.",
+    "A train travels 120 km in 1.5 hours. What is its average speed? Show your steps.",
+    "Translate to French: Where is the nearest pharmacy?",
+    "Summarise the water cycle in three sentences.",
+    "Write a dialogue between a cat and a dog.",
+    "Compare solar and wind power in a table.",
+)
+DECODING = Decoding("auto", max_nodes=16)
+
+
+def main() -> None:
+    totals: Counts = defaultdict(lambda: (0.0, 0.0))
+    with connect(Setup(DEFAULT_MODEL, Cut(), Compute())) as writer:
+        for number, prompt in enumerate((*PROMPTS, *MORE), start=1):
+            print(f"{number}/{len(PROMPTS) + len(MORE)}")
+            writer.forget()
+            drafter = make_drafter(DECODING)
+            assert isinstance(drafter, Merged)
+            drafter.calibration = Calibration(start={}, fade=1.0)
+            _, pieces = writer.write(
+                writer.codec.encode_chat([{"role": "user", "content": prompt}]),
+                drafter,
+                sampling=Sampling(),
+                decoding=DECODING,
+                stopping=Stopping(max_new_tokens=128),
+            )
+            for _ in pieces:
+                pass
+            for kind, (trials, hits) in drafter.calibration.counts.items():
+                totals[kind] = (totals[kind][0] + trials, totals[kind][1] + hits)
+    rows = [
+        [list(kind), trials, hits]
+        for kind, (trials, hits) in sorted(totals.items(), key=lambda item: str(item))
+    ]
+    PRIORS.write_text("[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
