@@ -65,16 +65,6 @@ class SlotTree:
         return self._committed[-1] if self._committed else ROOT
 
     @property
-    def committed_length(self) -> int:
-        """Number of committed tokens."""
-        return len(self._committed)
-
-    @property
-    def pending_count(self) -> int:
-        """Number of nodes that hang below the tip."""
-        return len(self._pending)
-
-    @property
     def rows(self) -> int:
         """Cache rows in use."""
         return len(self._committed) + len(self._pending)
