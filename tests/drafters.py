@@ -12,6 +12,8 @@ from aparte.speculate.tree import DraftTree
 class Oracle:
     """Proposes the true continuation."""
 
+    runs_ahead = True
+
     def __init__(self, text: Sequence[int], block: int = 6) -> None:
         self._text = list(text)  # prompt and answer
         self._block = block
@@ -35,6 +37,8 @@ class Adversary(Oracle):
 class RandomTrees:
     """Random tokens in random trees, now and then with the truth among them."""
 
+    runs_ahead = True
+
     def __init__(self, text: Sequence[int], seed: int = 0) -> None:
         self._text = list(text)
         self._random = random.Random(seed)
@@ -52,6 +56,8 @@ class RandomTrees:
 
 class Broken:
     """Returns what no drafter should: bad ids, bad parents, twins, more than asked for, no numbers."""
+
+    runs_ahead = True
 
     def propose(self, context: Sequence[int], budget: int) -> DraftTree:
         count = budget + 50

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.decode import FinishReason, Job, PrefillProgress, StepRecord, decode
 from aparte.session import Session
+from aparte.speculate.ahead import SendAhead
 from aparte.speculate.budget import NodeBudget
 from aparte.speculate.drafter import Drafter
 from aparte.target.base import Target
@@ -41,11 +42,25 @@ class Answer:
     finish_reason: FinishReason | None = None
     ttft_ms: float = 0.0
     elapsed_s: float = 0.0
+    #: All messages of the answer, stale steps included.
+    bytes_up: int = 0
+    bytes_down: int = 0
+    #: Steps sent ahead for nothing, and the nodes in them.
+    stale_steps: int = 0
+    stale_nodes: int = 0
 
     @property
     def round_trips(self) -> int:
-        """Steps waited for. Prefill chunks are sent ahead of the first one and not waited for singly."""
+        """Steps whose result was used, also those that overlapped with the one before; not stale ones.
+
+        Prefill chunks are sent before the first one and not waited for singly.
+        """
         return len(self.steps)
+
+    @property
+    def ahead_steps(self) -> int:
+        """Round trips among them that overlapped with the one before."""
+        return sum(step.ahead for step in self.steps)
 
     @property
     def mat(self) -> float:
@@ -58,24 +73,13 @@ class Answer:
         return len(self.token_ids) / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
-    def bytes_up(self) -> int:
-        return sum(step.timing.bytes_up for step in self.steps)
-
-    @property
-    def bytes_down(self) -> int:
-        return sum(step.timing.bytes_down for step in self.steps)
-
-    @property
     def bytes_per_token(self) -> tuple[float, float]:
         """Bytes up and down per new token, without the step that carried the prompt."""
-        steps = self.steps[1:]
-        tokens = sum(step.accepted for step in steps)
+        tokens = sum(step.accepted for step in self.steps[1:])
         if not tokens:
             return 0.0, 0.0
-        return (
-            sum(step.timing.bytes_up for step in steps) / tokens,
-            sum(step.timing.bytes_down for step in steps) / tokens,
-        )
+        first = self.steps[0].timing
+        return (self.bytes_up - first.bytes_up) / tokens, (self.bytes_down - first.bytes_down) / tokens
 
     def to_json(self) -> dict[str, Any]:
         """The fields of design section 8, and more."""
@@ -88,6 +92,9 @@ class Answer:
             "reused_tokens": self.reused_tokens,
             "round_trips": self.round_trips,
             "mat": round(self.mat, 4),
+            "ahead_steps": self.ahead_steps,
+            "stale_steps": self.stale_steps,
+            "stale_nodes": self.stale_nodes,
             "tok_s": round(self.tok_s, 3),
             "ttft_ms": round(self.ttft_ms, 2),
             "elapsed_s": round(self.elapsed_s, 4),
@@ -110,12 +117,15 @@ class Writer:
         self.codec = codec
         self._cut = cut
         self._prefill_chunk = prefill_chunk
-        self._session = Session()
-        self._budget = NodeBudget()  # what it learns of the link holds for the next answer too
+        #: Which tokens of the conversation lie in which slots.
+        self.session = Session()
+        # What these learn of the link holds for the next answer too.
+        self._budget = NodeBudget()
+        self._ahead = SendAhead()
 
     def forget(self) -> None:
         """Keep nothing of earlier answers: the next one sends its whole prompt."""
-        self._session.clear()
+        self.session.clear()
 
     def write(
         self,
@@ -137,6 +147,8 @@ class Writer:
             max_nodes=decoding.node_limit,
             budget=self._budget if decoding.automatic else None,
             prefill_chunk=self._prefill_chunk,
+            in_flight=decoding.flight_limit,
+            ahead=self._ahead if decoding.in_flight is None else None,
         )
         return answer, self._pieces(answer, job, drafter, stopping, on_prefill)
 
@@ -149,8 +161,9 @@ class Writer:
         on_prefill: PrefillProgress | None,
     ) -> Iterator[Piece]:
         detokenizer, matcher = Detokenizer(self.codec.decode), StopMatcher(stopping.stop)
+        count = self._counter(answer)
         started = time.perf_counter()
-        loop = decode(self.target, self._session, drafter, job, on_prefill)
+        loop = decode(self.target, self.session, drafter, job, on_prefill)
         try:
             for block in loop:
                 answer.elapsed_s = time.perf_counter() - started
@@ -169,8 +182,29 @@ class Writer:
                 answer.text += text
                 answer.steps.append(block.record)
                 answer.finish_reason = finish
+                count()
                 yield Piece(text, block.tokens[:used], block.record)
                 if finish:
                     return
         finally:
             loop.close()
+            count()
+
+    def _counter(self, answer: Answer) -> Callable[[], None]:
+        """Brings the answer's totals up to date whenever it is called."""
+
+        def totals() -> dict[str, int]:
+            return {
+                "bytes_up": self.target.bytes_up,
+                "bytes_down": self.target.bytes_down,
+                "stale_steps": self.session.stale_steps,
+                "stale_nodes": self.session.stale_nodes,
+            }
+
+        before = totals()
+
+        def count() -> None:
+            for name, total in totals().items():
+                setattr(answer, name, total - before[name])
+
+        return count

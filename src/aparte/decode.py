@@ -11,14 +11,17 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from aparte.config import Sampling
 from aparte.errors import UserError
+from aparte.pipeline import Flight, Pipeline
 from aparte.sampling import choose
 from aparte.session import Session
 from aparte.speculate.accept import accept
+from aparte.speculate.ahead import SendAhead
 from aparte.speculate.budget import NodeBudget
 from aparte.speculate.drafter import Drafter, Outcome
-from aparte.speculate.tree import sanitize
 from aparte.target.base import Target, Timing
 
 FinishReason = Literal["stop", "length"]
@@ -32,6 +35,10 @@ class StepRecord:
     ``nodes`` counts every node of the step, ``drafted`` the speculative ones among them, ``accepted``
     the tokens committed (accepted drafts and the target's own). ``step_ms`` is wall time from proposal
     to commit; ``timing.rtt_ms`` is the network's share of it.
+
+    A step that was sent ahead, before the result of the one before was there, is ``ahead``. Its times
+    overlap with those of that one; ``step_ms`` then counts from that one's end. ``stale`` is the number of
+    steps sent ahead that this one's result made worthless.
     """
 
     nodes: int
@@ -40,6 +47,8 @@ class StepRecord:
     step_ms: float
     draft_ms: float
     timing: Timing
+    ahead: bool = False
+    stale: int = 0
 
     def to_json(self) -> dict[str, float | int]:
         """The record as in ``--json`` (design section 8). ``device_ms`` includes drafting."""
@@ -48,6 +57,8 @@ class StepRecord:
             "nodes": self.nodes,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "ahead": self.ahead,
+            "stale": self.stale,
             "step_ms": round(self.step_ms, 3),
             "rtt_ms": round(timing.rtt_ms, 3),
             "device_ms": round(timing.device_ms + self.draft_ms, 3),
@@ -74,7 +85,11 @@ class Committed:
 
 @dataclass(frozen=True)
 class Job:
-    """One answer to write: prompt, choice of tokens, and when to stop."""
+    """One answer to write: prompt, choice of tokens, and when to stop.
+
+    ``in_flight`` is the most steps to have under way. ``ahead`` decides whether one more pays; without it
+    they are sent whenever there is something to propose.
+    """
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -83,6 +98,8 @@ class Job:
     max_nodes: int
     prefill_chunk: int = 128
     budget: NodeBudget | None = None
+    in_flight: int = 1
+    ahead: SendAhead | None = None
 
 
 def decode(
@@ -92,20 +109,24 @@ def decode(
 
     Raises :class:`UserError` before anything is sent if the prompt does not fit, and
     :class:`~aparte.errors.LinkError` if the cloud goes away; what was yielded until then is valid. A
-    consumer may stop at any time: the session then holds what is committed, and the next answer reuses
-    it. Any error (or interrupt) empties the session, because what the stages hold is unknown then.
+    consumer may stop at any time: the session then holds what is committed, steps still under way are
+    abandoned, and the next answer goes on from there. Any error (or interrupt) empties the session, because
+    what the stages hold is unknown then.
     """
     if not target.open():
         session.clear()
     limit = _limit(target, job)
+    pipeline = Pipeline(target, session, drafter, job, longest=len(job.prompt) + limit)
     try:
-        yield from _decode(target, session, drafter, job, limit, on_prefill)
+        yield from _decode(target, session, drafter, job, pipeline, on_prefill)
     except GeneratorExit:  # the consumer stopped between two steps: everything is in order
         raise
     except BaseException:
         session.clear()
         target.reset()
         raise
+    finally:
+        pipeline.abandon()
 
 
 def _limit(target: Target, job: Job) -> int:
@@ -126,75 +147,82 @@ def _decode(
     session: Session,
     drafter: Drafter,
     job: Job,
-    limit: int,
+    pipeline: Pipeline,
     on_prefill: PrefillProgress | None,
 ) -> Generator[Committed, None, None]:
     context = list(job.prompt)  # everything known, the pending token last
+    root = torch.empty(0)  # logits that the pending token was chosen from
     reused = session.rewind_to(context)
+    limit = pipeline.longest - len(context)
     written, started = 0, time.perf_counter()
     prefill = _Prefill(target, session, len(context) - reused, on_prefill)
     prefill.send(context[reused:], job.prefill_chunk)
     while True:
-        pending = context[len(session.tokens) :]  # tokens whose slots don't exist yet; usually one
-
-        # propose
-        proposing = time.perf_counter()
-        room = min(job.max_nodes, target.max_nodes - len(pending))
-        tree = sanitize(
-            drafter.propose(context, room),
-            vocab_size=target.vocab_size,
-            max_nodes=room,
-            # The target's own token comes on top of an accepted draft, hence one less than is left.
-            max_depth=limit - written - 1,
-        )
-        if job.budget is not None:
-            tree = job.budget.trim(tree)
-        draft_s = time.perf_counter() - proposing
-
-        # forward
-        step = session.grow(len(pending), tree)
-        target.submit(step, (*pending, *tree.tokens), logits_from=len(pending) - 1)
-        sent_ahead = prefill.finish()
-        evaluation = target.collect()
+        # propose and forward
+        if not pipeline:
+            pipeline.send(context)
+        if written:  # the first step has the chunks of the prompt ahead of it
+            pipeline.send_ahead()
+        prefilled = prefill.finish()
+        flight, evaluation = pipeline.collect()
+        tree, logits = flight.tree, evaluation.logits
 
         # accept
-        positions = [len(context) + depth for depth in (0, *tree.depths())]
-        choices = tuple(choose(evaluation.logits, positions, job.sampling))
+        positions = [len(flight.context) + depth for depth in (0, *tree.depths())]
+        if flight.ahead:  # the token after its root came with the step before
+            choices = (context[-1], *choose(logits, positions[1:], job.sampling))
+            logits = torch.cat([root, logits])
+        else:
+            choices = tuple(choose(logits, positions, job.sampling))
         accepted = accept(tree, choices)
+        new = accepted.tokens[flight.known :]
 
         # commit
-        drafts = [step.slots[len(pending) + node] for node in accepted.path]
-        session.commit((*pending, *accepted.tokens[:-1]), (*step.slots[: len(pending)], *drafts))
-        context.extend(accepted.tokens)
+        session.commit(
+            (*flight.pending_tokens, *accepted.tokens[:-1]),
+            (*flight.pending_slots, *map(flight.slot, accepted.path)),
+        )
+        context.extend(new)
+        end = 1 + accepted.path[-1] if accepted.path else 0
+        root = logits[end : end + 1]
         observing = time.perf_counter()
-        drafter.observe(Outcome(tree, choices, accepted, evaluation.logits))
+        drafter.observe(Outcome(tree, choices, accepted, logits, flight.context, flight.known))
         ended = time.perf_counter()
-        draft_s += ended - observing
-        if job.budget is not None and written:  # the first step carries the prompt and tells nothing
-            job.budget.observe(len(step), (ended - started) * 1e3)
+        stale = pipeline.settle(flight, accepted)
+        tokens, finish = _stop(new, job.eos, limit - written)
+        if finish:
+            stale += pipeline.abandon()
+        record = StepRecord(
+            nodes=len(flight.step),
+            drafted=len(tree),
+            accepted=len(tokens),
+            step_ms=(ended - started) * 1e3,
+            draft_ms=flight.draft_ms + (ended - observing) * 1e3,
+            timing=evaluation.timing,
+            ahead=flight.ahead,
+            stale=stale,
+        )
+        if prefilled is not None:
+            record = replace(record, timing=_with_prefill(prefilled, record))
+        if written and pipeline.is_plain(flight, evaluation.timing):
+            _learn_costs(job, flight, record)
 
         # emit
-        tokens, finish = _stop(accepted.tokens, job.eos, limit - written)
         written += len(tokens)
-        timing = evaluation.timing
-        if sent_ahead is not None:
-            timing = _with_prefill(sent_ahead, timing, (ended - started - draft_s) * 1e3)
-        yield Committed(
-            tokens,
-            StepRecord(
-                nodes=len(step),
-                drafted=len(tree),
-                accepted=len(tokens),
-                step_ms=(ended - started) * 1e3,
-                draft_ms=draft_s * 1e3,
-                timing=timing,
-            ),
-            finish,
-            reused,
-        )
+        yield Committed(tokens, record, finish, reused)
         if finish:
             return
         started = time.perf_counter()
+
+
+def _learn_costs(job: Job, flight: Flight, record: StepRecord) -> None:
+    """Tell the budget and the plan what one round trip takes."""
+    # Stale steps that were in its way say nothing about the link.
+    waited_ms = record.timing.queue_ms if flight.behind_stale else 0.0
+    if job.budget is not None:
+        job.budget.observe(record.nodes, record.step_ms - waited_ms)
+    if job.ahead is not None:
+        job.ahead.observe(record.nodes, record.draft_ms, record.timing)
 
 
 class _Prefill:
@@ -243,14 +271,14 @@ class _Prefill:
             self._on_progress(self._done, self._total)
 
 
-def _with_prefill(sent_ahead: Timing, last: Timing, total_ms: float) -> Timing:
+def _with_prefill(chunks: Timing, last: StepRecord) -> Timing:
     """The timing of a step whose prompt went ahead in chunks.
 
     The chunks' waits overlap, so their sum means nothing: the wait is what is left of the whole time.
     """
-    timing = sent_ahead + last
-    wait_ms = max(0.0, total_ms - timing.device_ms - timing.codec_ms)
-    return replace(timing, wait_ms=wait_ms, queue_ms=last.queue_ms)
+    timing = chunks + last.timing
+    wait_ms = max(0.0, last.step_ms - last.draft_ms - timing.device_ms - timing.codec_ms)
+    return replace(timing, wait_ms=wait_ms, queue_ms=last.timing.queue_ms)
 
 
 def _stop(

@@ -12,12 +12,20 @@ from aparte.step import ROOT, Step, chain_parents
 
 
 class Session:
-    """Committed tokens and their slots, and the numbering of steps."""
+    """Committed tokens and their slots, and the numbering of steps.
+
+    It belongs to one target. Step numbers and epochs only ever go up, because the cloud may still hold
+    steps that were abandoned, and tells them apart by that.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.slots: list[int] = []
+        #: Steps sent ahead for nothing since the beginning, and the nodes in them.
+        self.stale_steps = 0
+        self.stale_nodes = 0
         self._number = 0
+        self._epoch = 0
 
     @property
     def tip(self) -> int:
@@ -43,14 +51,26 @@ class Session:
 
         Slots beyond the tip are written anew, so whatever an earlier step left there is gone.
         """
-        tip = self.tip
-        base = tip + 1
+        base = self.tip + 1
         first_draft = base + chain
-        parents = chain_parents(tip, base, chain) + tuple(
-            first_draft - 1 if parent == BELOW_ROOT else first_draft + parent for parent in tree.parents
-        )
-        self._number += 1
-        return Step(number=self._number, epoch=0, commit=tip, base=base, parents=parents)
+        parents = chain_parents(self.tip, base, chain) + _hung(tree, first_draft - 1, first_draft)
+        return self._step(base, parents)
+
+    def ahead(self, last: Step, below: int, tree: DraftTree) -> Step:
+        """A step of a draft tree below slot ``below`` of ``last``, which is still under way.
+
+        Its slots follow those of ``last``, so that it overwrites nothing that may yet be accepted.
+        """
+        return self._step(last.slots.stop, _hung(tree, below, last.slots.stop))
+
+    def abandon(self, steps: Sequence[Step]) -> None:
+        """Declare these steps, the last ones sent, worthless.
+
+        The stages learn it from the next step: its epoch is higher, and it writes over their slots.
+        """
+        self._epoch += 1
+        self.stale_steps += len(steps)
+        self.stale_nodes += sum(map(len, steps))
 
     def commit(self, tokens: Sequence[int], slots: Sequence[int]) -> None:
         """Make ``tokens``, which were evaluated in ``slots``, part of the committed path."""
@@ -61,4 +81,12 @@ class Session:
         """Forget everything: the target lost its cache and has to be prefilled again."""
         self.tokens.clear()
         self.slots.clear()
-        self._number = 0
+
+    def _step(self, base: int, parents: tuple[int, ...]) -> Step:
+        self._number += 1
+        return Step(self._number, self._epoch, commit=self.tip, base=base, parents=parents)
+
+
+def _hung(tree: DraftTree, root: int, first: int) -> tuple[int, ...]:
+    """Parents of the tree's nodes if they hang below slot ``root`` and take the slots from ``first``."""
+    return tuple(root if parent == BELOW_ROOT else first + parent for parent in tree.parents)

@@ -110,6 +110,62 @@ def test_the_starting_point_is_bounded_and_of_known_kinds() -> None:
     assert seen <= changed
 
 
+def test_proposals_that_run_ahead_are_kept_apart_until_their_outcome_comes() -> None:
+    heard: list[tuple[int, ...]] = []
+
+    class Two:
+        """Always sure of the token two further on."""
+
+        def start(self, context: Sequence[int]) -> int:
+            return context[-1]
+
+        def candidates(self, place: int) -> list[Candidate]:
+            return [Candidate(place + 2, ("two",), 0.9)]
+
+        def advance(self, place: int, token: int) -> int:
+            return token
+
+        def learn(self, context: Sequence[int], outcome: Outcome) -> None:
+            heard.append(tuple(context))
+
+    drafter = Merged([Two()])
+    trials = lambda: drafter.calibration.counts.get(("two",), (0.0, 0.0))[0]  # noqa: E731
+    first = drafter.propose([2], 2)
+    ahead = drafter.propose([2, 4, 6], 2)
+    further = drafter.propose([2, 4, 6, 8, 10], 2)
+    assert (first.tokens, ahead.tokens, further.tokens) == ((4, 6), (8, 10), (12, 14))
+
+    def tell(tree: DraftTree, context: tuple[int, ...], choices: tuple[int, ...], known: int = 0) -> None:
+        logits = torch.zeros(len(choices), VOCAB)
+        drafter.observe(Outcome(tree, choices, accept(tree, choices), logits, context, known))
+
+    tell(first, (2,), (4, 6, 8))
+    assert trials() == pytest.approx(3, abs=0.1)
+    tell(ahead, (2, 4, 6), (8, 11, 0), known=1)  # 8 was counted above
+    assert trials() == pytest.approx(4, abs=0.1)
+    # So what ran further ahead was wrong. Its place is taken by what comes next.
+    fresh = drafter.propose([2, 4, 6, 8, 11], 2)
+    tell(fresh, (2, 4, 6, 8, 11), (13, 0, 0))
+    assert heard == [(2,), (2, 4, 6), (2, 4, 6, 8, 11)]
+
+
+def test_guesses_are_no_part_of_what_was_said() -> None:
+    """A context that runs ahead is matched, not learned; what is verified is."""
+    source = Context()
+    text = [1, 2, 3, 9, 1, 2]
+    source.start(text)
+    ahead = source.start([*text, 3, 9])  # 3 is guessed, and 9
+    assert [candidate.token for candidate in source.candidates(ahead)][:1] == [1]
+    tree = DraftTree((3, 9), (-1, 0), (0.9, 0.9))
+    source.learn(text, Outcome(tree, (5, 0, 0), accept(tree, (5, 0, 0)), torch.zeros(3, VOCAB)))
+    fresh = Context()
+    verified = [*text, 5]
+    assert source.candidates(source.start(verified)) == fresh.candidates(fresh.start(verified))
+    assert source.candidates(source.start([*verified, 1, 2])) == fresh.candidates(
+        fresh.start([*verified, 1, 2])
+    )
+
+
 def test_a_source_that_is_always_wrong_loses_its_place() -> None:
     class Wrong:
         """Sure of itself, and never right."""

@@ -21,7 +21,7 @@ class InProcessLink:
         self._engine = engine
         self._wire = wire
         self._session: MiddleSession | None = None
-        self._messages: deque[bytes] = deque()
+        self._waiting: deque[StepFrame] = deque()
 
     @property
     def max_nodes(self) -> int:
@@ -38,15 +38,22 @@ class InProcessLink:
         return False
 
     def send(self, message: bytes) -> None:
-        self._messages.append(message)
+        request = decode(message)
+        if self._session is None or not isinstance(request, StepFrame):
+            raise LinkError(f"{self.where} only takes steps.")
+        self._session.epoch = max(self._session.epoch, request.step.epoch)
+        self._waiting.append(request)
 
     def receive(self) -> tuple[Frame, int]:
-        if self._session is None or not self._messages:
-            raise LinkError(f"{self.where} has nothing to answer.")
-        request = decode(self._messages.popleft())
-        if not isinstance(request, StepFrame):
-            raise LinkError(f"{self.where} only takes steps.")
-        computed = self._session.run(request.step, request.payload)
+        while self._session is not None and self._waiting:
+            request = self._waiting.popleft()
+            if request.step.epoch >= self._session.epoch:
+                return self._answer(self._session, request)
+        raise LinkError(f"{self.where} has nothing to answer.")
+
+    @staticmethod
+    def _answer(session: MiddleSession, request: StepFrame) -> tuple[Frame, int]:
+        computed = session.run(request.step, request.payload)
         answer = encode(ResultFrame(request.step.number, computed.compute_ms, 0.0, computed.payload))
         return decode(answer), len(answer)
 
@@ -54,4 +61,4 @@ class InProcessLink:
         if self._session is not None:
             self._session.close()
             self._session = None
-        self._messages.clear()
+        self._waiting.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from aparte.speculate.calibration import Calibration
@@ -20,20 +21,30 @@ from aparte.speculate.tree import BELOW_ROOT, DraftTree
 MIN_PROBABILITY = 0.001
 
 
+@dataclass
+class _Proposal:
+    """What each source said at each node of a proposal, for calibration when its outcome is there."""
+
+    context: tuple[int, ...]
+    said: dict[int, list[list[Candidate]]] = field(default_factory=dict)
+    children: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
 class Merged:
     """A drafter made of sources, with one calibration for all of them."""
+
+    runs_ahead = True
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = tuple(sources)
         self.calibration = Calibration()
-        self._context: Sequence[int] = ()
-        # What each source said at each node of the last proposal, for calibration.
-        self._said: dict[int, list[list[Candidate]]] = {}
-        self._children: dict[tuple[int, int], int] = {}
+        # Those whose outcome is to come, by the length of their context; the oldest first.
+        self._proposals: dict[int, _Proposal] = {}
 
     def propose(self, context: Sequence[int], budget: int) -> DraftTree:
-        self._context = list(context)
-        self._said = {}
+        # What was proposed for as long a context, or a longer one, was wrong or not sent.
+        self._proposals = {size: one for size, one in self._proposals.items() if size < len(context)}
+        proposal = self._proposals[len(context)] = _Proposal(tuple(context))
         tokens: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
@@ -42,7 +53,7 @@ class Merged:
 
         def expand(node: int, places: list[Any], probability: float) -> None:
             nonlocal age
-            for token, chance in self._ask(node, places).items():
+            for token, chance in self._ask(proposal, node, places).items():
                 path_probability = probability * chance
                 if path_probability >= MIN_PROBABILITY:
                     age += 1
@@ -59,25 +70,29 @@ class Merged:
             ]
             expand(len(tokens) - 1, moved, -negative)
         tree = DraftTree(tuple(tokens), tuple(parents), tuple(probabilities))
-        self._children = tree.children()
+        proposal.children = tree.children()
         return tree
 
     def observe(self, outcome: Outcome) -> None:
         """Calibrate along the accepted path, where every source was asked, then let the sources learn."""
+        size = len(outcome.context) or max(self._proposals)
+        proposal = self._proposals.pop(size)
+        self._proposals = {longer: one for longer, one in self._proposals.items() if longer > size}
         # The loop may have cut the tree, so the path is followed by its tokens, not by node numbers.
         node = BELOW_ROOT
-        for choice in outcome.accepted.tokens:
-            for candidates in self._said.get(node, ()):
+        for depth, choice in enumerate(outcome.accepted.tokens):
+            for candidates in proposal.said.get(node, ()):
                 for candidate in candidates:
-                    self.calibration.record(candidate, candidate.token == choice)
-            node = self._children.get((node, choice), len(self._said))
+                    if depth >= outcome.known:  # what came out before was counted then
+                        self.calibration.record(candidate, candidate.token == choice)
+            node = proposal.children.get((node, choice), len(proposal.said))
         for source in self._sources:
-            source.learn(self._context, outcome)
+            source.learn(proposal.context, outcome)
 
-    def _ask(self, node: int, places: list[Any]) -> dict[int, float]:
+    def _ask(self, proposal: _Proposal, node: int, places: list[Any]) -> dict[int, float]:
         """Every source's candidates below ``node``; of two estimates for one token the larger counts."""
         said = [source.candidates(place) for source, place in zip(self._sources, places, strict=True)]
-        self._said[node] = said
+        proposal.said[node] = said
         chances: dict[int, float] = {}
         for candidates in said:
             for candidate in candidates:

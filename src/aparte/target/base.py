@@ -46,7 +46,10 @@ class Evaluation:
 
 
 class Target(Protocol):
-    """Gives logits for the nodes of a step. Steps are answered in the order of submission."""
+    """Gives logits for the nodes of a step. Steps are answered in the order of submission.
+
+    Several may be under way at a time.
+    """
 
     @property
     def max_context(self) -> int:
@@ -63,6 +66,16 @@ class Target(Protocol):
         """Most nodes per step."""
         ...
 
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of all steps sent since the beginning, stale ones included."""
+        ...
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of all results that have been read since the beginning, stale ones included."""
+        ...
+
     def open(self) -> bool:
         """Make sure the target can take steps. False if what it held is gone and must be sent again.
 
@@ -76,6 +89,13 @@ class Target(Protocol):
 
     def collect(self) -> Evaluation:
         """Wait for the oldest step that is not collected yet."""
+        ...
+
+    def abandon(self) -> None:
+        """Nobody will collect the steps under way; nothing more should be computed for them.
+
+        The next step has a higher epoch than theirs, and writes over their slots.
+        """
         ...
 
     def reset(self) -> None:

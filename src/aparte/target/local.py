@@ -17,6 +17,7 @@ class LocalTarget:
     """Unsplit: every layer on this machine. For comparison, and as the smallest example of a target."""
 
     max_nodes = 4096
+    bytes_up = bytes_down = 0  # nothing is sent
 
     def __init__(self, blueprint: Blueprint, progress: Progress | None = None) -> None:
         self.max_context = blueprint.max_context
@@ -40,6 +41,9 @@ class LocalTarget:
         hidden = self._stage.forward(self._cache, step, self._embed(torch.tensor(tokens)))
         logits = self._head(hidden[logits_from:])
         return Evaluation(logits, Timing(device_ms=(time.perf_counter() - started) * 1e3))
+
+    def abandon(self) -> None:
+        self._steps.clear()  # none was begun
 
     def reset(self) -> None:
         self._steps.clear()

@@ -14,6 +14,7 @@ from aparte.errors import LinkError
 from aparte.model.parts import Blueprint, Progress
 from aparte.step import Step
 from aparte.target.base import Evaluation, Timing
+from aparte.target.states import StateStore
 from aparte.wire.frames import ResultFrame, StepFrame, encode
 from aparte.wire.link import Link
 from aparte.wire.tensors import TensorCodec
@@ -56,6 +57,10 @@ class SplitTarget:
         self._front_cache = parts.front.new_cache()
         self._back_cache = parts.back.new_cache()
         self._pending: deque[_Pending] = deque()
+        self._stale: deque[int] = deque()  # numbers of abandoned steps that the cloud may yet answer
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._states: StateStore | None = None
         self.vocab_size = parts.vocab_size
 
     @property
@@ -77,10 +82,13 @@ class SplitTarget:
     def submit(self, step: Step, tokens: Sequence[int], logits_from: int) -> None:
         started = time.perf_counter()
         hidden = self._parts.front.forward(self._front_cache, step, self._parts.embed(torch.tensor(tokens)))
+        if self._states is not None:
+            self._states.put_front(step, hidden)
         computed = time.perf_counter()
         message = encode(StepFrame(step, self._codec.encode(hidden)))
         encoded = time.perf_counter()  # the wait includes handing the message over
         self._link.send(message)
+        self.bytes_up += len(message)
         self._pending.append(
             _Pending(
                 step,
@@ -93,16 +101,12 @@ class SplitTarget:
         )
 
     def collect(self) -> Evaluation:
-        pending = self._pending.popleft()
-        frame, size = self._link.receive()
+        pending, frame, size = self._receive()
         received = time.perf_counter()
-        if not isinstance(frame, ResultFrame) or frame.number != pending.step.number:
-            raise LinkError(
-                f"{self._link.where} answered something else than step {pending.step.number}. "
-                "Is it the same version of aparte?"
-            )
         hidden = self._codec.decode(frame.payload, len(pending.step))
         decoded = time.perf_counter()
+        if self._states is not None:
+            self._states.put_middle(pending.step, hidden)
         output = self._parts.back.forward(self._back_cache, pending.step, hidden)
         logits = self._parts.head(output[pending.logits_from :])
         ended = time.perf_counter()
@@ -119,6 +123,55 @@ class SplitTarget:
             ),
         )
 
+    def _receive(self) -> tuple[_Pending, ResultFrame, int]:
+        """The oldest step under way, its result and that message's size.
+
+        Results of stale steps are skipped: the cloud answers those that it began before it knew, in order.
+        The back never sees them.
+        """
+        pending = self._pending.popleft()
+        while True:
+            frame, size = self._link.receive()
+            self.bytes_down += size
+            number = frame.number if isinstance(frame, ResultFrame) else None
+            if number not in self._stale:
+                break
+            while self._stale.popleft() != number:
+                pass
+        self._stale.clear()  # the cloud dropped what it did not answer
+        if not isinstance(frame, ResultFrame) or number != pending.step.number:
+            raise LinkError(
+                f"{self._link.where} answered something else than step {pending.step.number}. "
+                "Is it the same version of aparte?"
+            )
+        return pending, frame, size
+
+    def abandon(self) -> None:
+        self._stale.extend(pending.step.number for pending in self._pending)
+        self._pending.clear()
+
+    def keep_states(self) -> StateStore:
+        """From now on keep the hidden states that pass by, for a drafter that starts from them."""
+        if self._states is None:
+            self._states = StateStore(self._parts.hidden_size, self._parts.precision)
+        return self._states
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that were sent and are not collected."""
+        return len(self._pending)
+
+    def draft_front(self, step: Step, tokens: Sequence[int]) -> torch.Tensor:
+        """The front's output ``[n, D]`` for nodes that are not sent.
+
+        The slots have to be above everything under way; the next step that is submitted forgets them.
+        """
+        return self._parts.front.forward(self._front_cache, step, self._parts.embed(torch.tensor(tokens)))
+
+    def draft_back(self, step: Step, middle: torch.Tensor) -> torch.Tensor:
+        """The back's output ``[n, D]``, before the head, for such nodes, from a guess of the middle's."""
+        return self._parts.back.forward(self._back_cache, step, middle)
+
     def reset(self) -> None:
         self._link.close()
         self._forget()
@@ -128,5 +181,6 @@ class SplitTarget:
 
     def _forget(self) -> None:
         self._pending.clear()
+        self._stale.clear()
         self._front_cache = self._parts.front.new_cache()
         self._back_cache = self._parts.back.new_cache()
