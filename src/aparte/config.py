@@ -22,6 +22,9 @@ WireName = Literal["auto", "float16", "bfloat16", "float32"]
 #: Drafters that stand for themselves, and the sources that ``auto`` merges; sources may be joined by "+".
 DECODING_MODES = ("auto", "sequential", "jacobi", "lookahead")
 SOURCES = ("context", "recycling", "runner-up")
+#: Further sources: ``auto`` takes up *model* if there is a ``--draft``, *common* and *bridge* if there is one
+#: for the model.
+MORE_SOURCES = ("common", "model", "bridge", "lookahead")
 
 
 def cache_dir() -> Path:
@@ -129,6 +132,17 @@ class Decoding:
     max_nodes: int | None = None
     #: Guesses per block in Jacobi decoding.
     jacobi_block: int = 8
+    #: The draft model of the ``model`` source: a folder, a file or an id, as for the model itself.
+    draft: str | None = None
+    #: Most steps to have under way at a time. None leaves it to the mode, which decides step by step.
+    in_flight: int | None = None
+
+    @property
+    def flight_limit(self) -> int:
+        """Most steps under way at a time; 1 is no pipelining."""
+        if self.in_flight is not None:
+            return self.in_flight
+        return 4 if self.sources else 1
 
     @property
     def node_limit(self) -> int:
@@ -146,19 +160,31 @@ class Decoding:
     def sources(self) -> tuple[str, ...]:
         """The sources to merge into one tree; empty for a drafter that stands for itself."""
         if self.decode == "auto":
-            return SOURCES
+            return SOURCES if self.draft is None else (*SOURCES, "model")
         return () if self.decode in DECODING_MODES else tuple(self.decode.split("+"))
 
     def __post_init__(self) -> None:
         if self.decode not in DECODING_MODES:
+            joinable = (*SOURCES, *MORE_SOURCES)
             for name in self.decode.split("+"):
-                one_of(name, (*DECODING_MODES, *SOURCES), "decoding mode")
-                if name in DECODING_MODES:
-                    raise UserError(f"{name} cannot be joined with others; {', '.join(SOURCES)} can.")
+                one_of(name, tuple(dict.fromkeys((*DECODING_MODES, *joinable))), "decoding mode")
+                if name not in joinable:
+                    raise UserError(f"{name} cannot be joined with others; {', '.join(joinable)} can.")
+        if "model" in self.sources and self.draft is None:
+            raise UserError(
+                f"--decode {self.decode} needs a draft model: name one of the same family with --draft."
+            )
+        if "model" not in self.sources and self.draft is not None:
+            raise UserError(
+                f"--decode {self.decode} has no use for a draft model. Leave --draft out, or use "
+                "--decode auto, or model, or join model to the sources with +."
+            )
         if not 3 <= self.ngram <= 7:
             raise UserError(f"ngram is {self.ngram}; lookahead works with n-grams of 3 to 7 tokens.")
         if self.max_nodes is not None and not 1 <= self.max_nodes <= 256:
             raise UserError(f"max_nodes is {self.max_nodes}; it must be between 1 and 256.")
+        if self.in_flight is not None and not 1 <= self.in_flight <= 8:
+            raise UserError(f"in_flight is {self.in_flight}; it must be between 1 and 8.")
         if not 1 <= self.jacobi_block <= 64:
             raise UserError(f"jacobi_block is {self.jacobi_block}; it must be between 1 and 64.")
 

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aparte.answer import Writer
+from aparte.bridge.draft import BridgeDraft, BridgeParts
+from aparte.bridge.file import load_bridge
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.load import load_engine
-from aparte.config import Cut, LinkSettings, WireName
+from aparte.config import Compute, Cut, LinkSettings, WireName
+from aparte.errors import UserError
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
+from aparte.speculate.draft_model import DraftModel, check_vocabulary
 from aparte.target.split import DeviceParts, SplitTarget
 from aparte.text.tokenizer import Codec
 from aparte.wire.link import Link
@@ -61,6 +65,31 @@ def open_writer(
     codec = Codec(blueprint.checkpoint.folder)
     target = SplitTarget(DeviceParts(blueprint, cut, progress), link, number_format)
     return Writer(target, codec, str(cut), settings.prefill_chunk)
+
+
+def open_draft_model(
+    folder: Path, name: str, compute: Compute, writer: Writer, progress: Progress | None = None
+) -> DraftModel:
+    """Load the draft model in ``folder`` for what ``writer`` writes with; ``name`` is for messages.
+
+    Raises :class:`~aparte.errors.MismatchError`, before any weight is read, unless it has the same tokens.
+    """
+    check_vocabulary(writer.codec, Codec(folder), name)
+    return DraftModel(Blueprint.open(folder, compute), writer.target.vocab_size, progress=progress)
+
+
+def open_bridge(path: Path, folder: Path, cut: Cut, compute: Compute, writer: Writer) -> BridgeDraft:
+    """Load the bridge in ``path`` for what ``writer`` writes with: the model in ``folder`` at ``cut``.
+
+    Raises :class:`~aparte.errors.MismatchError` if it was trained for something else, and
+    :class:`~aparte.errors.UserError` if the target is not a split one.
+    """
+    target = writer.target
+    if not isinstance(target, SplitTarget):
+        raise UserError("A bridge drafts with the front and back of a split model; this one is in one piece.")
+    blueprint = Blueprint.open(folder, compute)
+    parts = BridgeParts(load_bridge(path, blueprint, cut), blueprint)
+    return BridgeDraft(parts, target, writer.session)
 
 
 def _warn(link: WebSocketLink, blueprint: Blueprint, notice: Callable[[str], None]) -> None:

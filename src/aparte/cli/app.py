@@ -13,6 +13,7 @@ import typer
 
 from aparte import __version__
 from aparte.cli.bench import bench_app
+from aparte.cli.bridge import bridge_app
 from aparte.cli.chat import chat
 from aparte.cli.demo import demo
 from aparte.cli.forget import forget
@@ -39,6 +40,7 @@ app.command()(forget)
 app.command("wan")(wan)
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
+app.add_typer(bridge_app, name="bridge")
 
 
 def _version(value: bool) -> None:

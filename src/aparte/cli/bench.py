@@ -10,7 +10,7 @@ import typer
 
 from aparte.cli import options
 from aparte.cli.output import note, print_json, progress_bar, show_table
-from aparte.cli.setup import Setup, connect
+from aparte.cli.setup import Setup, connect, load_models
 from aparte.config import Compute, Cut, Decoding, Sampling
 from aparte.errors import UserError
 
@@ -29,8 +29,10 @@ def specbench(
     limit: Annotated[int | None, typer.Option(min=1, help="So many questions, balanced over tasks.")] = None,
     max_new_tokens: options.MaxNewTokens = 160,
     decode: options.Decode = Decoding.decode,
+    draft: options.Draft = Decoding.draft,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
+    in_flight: options.InFlight = Decoding.in_flight,
     rtt: options.Rtt = None,
     mbps: options.Mbps = None,
     seed: options.Seed = 0,
@@ -56,14 +58,16 @@ def specbench(
     """
     from aparte.measure import specbench as bench
 
-    decoding = Decoding(decode, ngram, max_nodes)
+    decoding = Decoding(decode, ngram, max_nodes, draft=draft, in_flight=in_flight)
     questions = bench.balanced(bench.load_questions(data), limit, seed)
     settings = {
         "model": model,
         "prompts": bench.fingerprint(questions),
         "decode": decode,
+        "draft": draft,
         "ngram": ngram,
         "max_nodes": max_nodes,
+        "in_flight": in_flight,
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
         "cold": not warm,
@@ -75,11 +79,16 @@ def specbench(
     }
     done = _finished(resume, settings)
     setup = Setup(model, Cut.parse(cut), Compute(dtype, device), rtt_ms=rtt, mbps=mbps, wire=wire)  # type: ignore[arg-type]
-    chosen = bench.Options(
-        decoding, Sampling(temperature=temperature, seed=seed), max_new_tokens, warm, baseline
-    )
     rows: list[dict[str, Any]] = []
     with connect(setup, quiet=True) as writer, progress_bar() as progress:
+        chosen = bench.Options(
+            decoding,
+            Sampling(temperature=temperature, seed=seed),
+            max_new_tokens,
+            warm,
+            baseline,
+            load_models(decoding, setup, writer, quiet=True),
+        )
         for row in bench.run(
             writer,
             questions,
@@ -115,6 +124,64 @@ def specbench(
     )
     if baseline:
         note(f"Identical to sequential: {'yes' if report['identical'] else 'no'}")
+
+
+@bench_app.command()
+def step(
+    model: options.Model,
+    nodes: Annotated[str, typer.Option(metavar="N,N,…", help="Nodes per step.")] = "1,2,4,8,16,32",
+    context: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens before the step.")] = 300,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats; medians are shown.")] = 15,
+    cut: options.CutOption = str(Cut()),
+    dtype: options.Dtype = Compute.dtype,
+    device: options.DeviceOption = Compute.device,
+    json: options.Json = False,
+) -> None:
+    """What a step costs by its number of nodes: both sides, and the unsplit model of transformers in float32.
+
+    No link and no wire format: the forward passes alone, in turns, in this process.
+    """
+    import torch
+
+    from aparte.measure import step_cost
+    from aparte.model.parts import Blueprint
+    from aparte.model.registry import resolve
+
+    counts = _counts(nodes)
+    folder, compute, wanted = resolve(model), Compute(dtype, device), Cut.parse(cut)  # type: ignore[arg-type]
+    fast, simple = (Blueprint.open(folder, compute, fused=fused) for fused in (True, False))
+    if context + max(counts) > fast.max_context:
+        raise UserError(f"The model's context is {fast.max_context} tokens. Use a smaller --context.")
+    with progress_bar() as progress:
+        report = step_cost.measure(
+            fast, simple, wanted, nodes=counts, context=context, repeats=repeats, progress=progress
+        )
+    result = report.to_dict() | {
+        "model": model,
+        "cut": str(wanted),
+        "dtype": fast.precision.name,
+        "context": context,
+        "threads": torch.get_num_threads(),
+    }
+    if json:
+        print_json(result)
+        return
+    columns = ("middle_ms", "device_ms", "simple_middle_ms", "simple_device_ms", "transformers_ms")
+    show_table(
+        f"{model}, cut {wanted}, {fast.precision.name}, {context} tokens of context, ms",
+        ["nodes", *(name.removesuffix("_ms").replace("_", " ") for name in columns)],
+        [[str(row["nodes"]), *(f"{row[name]:.1f}" for name in columns)] for row in result["rows"]],
+    )
+
+
+def _counts(nodes: str) -> list[int]:
+    try:
+        counts = [int(part) for part in nodes.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise UserError(f"--nodes {nodes} is not a list of numbers from 1 on, like 1,2,4,8.")
+    return list(dict.fromkeys(counts))
 
 
 def _finished(file: Path | None, settings: dict[str, Any]) -> list[dict[str, Any]]:

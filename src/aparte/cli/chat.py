@@ -13,7 +13,7 @@ from aparte.cli import options
 from aparte.cli.generate import stream, summarize
 from aparte.cli.output import PrefillBar, note, print_json
 from aparte.cli.remember import check_remember, remembered
-from aparte.cli.setup import Setup, connect
+from aparte.cli.setup import Setup, connect, load_models
 from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
 
@@ -25,8 +25,10 @@ def chat(
     cloud: options.Cloud = None,
     cut: options.CutOption = str(Cut()),
     decode: options.Decode = Decoding.decode,
+    draft: options.Draft = Decoding.draft,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
+    in_flight: options.InFlight = Decoding.in_flight,
     max_new_tokens: options.MaxNewTokens = Stopping.max_new_tokens,
     temperature: options.Temperature = Sampling.temperature,
     top_p: options.TopP = Sampling.top_p,
@@ -51,7 +53,7 @@ def chat(
 
     Reads lines from standard input; with --json it prints one JSON object per answer.
     """
-    decoding = Decoding(decode, ngram, max_nodes)
+    decoding = Decoding(decode, ngram, max_nodes, draft=draft, in_flight=in_flight)
     check_remember(decoding, remember)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     stopping = Stopping(max_new_tokens, tuple(stop or ()))
@@ -71,7 +73,8 @@ def chat(
     failed: AparteError | None = None
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(connect(setup, quiet=json))
-        kept = remembered(decoding, model, writer.target.vocab_size, remember)
+        models = load_models(decoding, setup, writer, quiet=json)
+        kept = remembered(decoding, model, writer.target.vocab_size, remember, models)
         drafter = stack.enter_context(kept)
         messages = list(start)
         if not json:

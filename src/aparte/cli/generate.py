@@ -12,7 +12,7 @@ import typer
 from aparte.cli import options
 from aparte.cli.output import PrefillBar, RoundTripMarks, note, print_json, write
 from aparte.cli.remember import check_remember, remembered
-from aparte.cli.setup import Setup, connect
+from aparte.cli.setup import Setup, connect, load_models
 from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
 
@@ -26,8 +26,10 @@ def generate(
     cloud: options.Cloud = None,
     cut: options.CutOption = str(Cut()),
     decode: options.Decode = Decoding.decode,
+    draft: options.Draft = Decoding.draft,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
+    in_flight: options.InFlight = Decoding.in_flight,
     max_new_tokens: options.MaxNewTokens = Stopping.max_new_tokens,
     temperature: options.Temperature = Sampling.temperature,
     top_p: options.TopP = Sampling.top_p,
@@ -50,7 +52,7 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Write one answer to PROMPT: the text stays here, the middle layers run on the cloud."""
-    decoding = Decoding(decode, ngram, max_nodes)
+    decoding = Decoding(decode, ngram, max_nodes, draft=draft, in_flight=in_flight)
     check_remember(decoding, remember)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     stopping = Stopping(max_new_tokens, tuple(stop or ()))
@@ -78,7 +80,9 @@ def generate(
             messages = [{"role": "system", "content": system}] if system else []
             tokens = writer.codec.encode_chat([*messages, {"role": "user", "content": text}])
         prefill = PrefillBar(quiet=json)
-        with remembered(decoding, setup.model, writer.target.vocab_size, remember) as drafter:
+        models = load_models(decoding, setup, writer, quiet=json)
+        kept = remembered(decoding, setup.model, writer.target.vocab_size, remember, models)
+        with kept as drafter:
             answer, pieces = writer.write(
                 tokens,
                 drafter,

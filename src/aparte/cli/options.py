@@ -37,7 +37,14 @@ Rtt = Annotated[float | None, typer.Option(metavar="MS", help="Emulate this roun
 Mbps = Annotated[float | None, typer.Option(metavar="N", help="Emulate this bandwidth, Mbit/s each way.")]
 Decode = Annotated[
     str,
-    typer.Option(help="auto, sequential, jacobi, lookahead; or context, recycling, runner-up, joined by +."),
+    typer.Option(
+        help="auto, sequential, jacobi, lookahead; or context, recycling, runner-up, common, bridge, model, "
+        "joined by +."
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(metavar="DRAFT", help="Model of the same tokens that drafts here.", show_default=False),
 ]
 Ngram = Annotated[int, typer.Option(help="n-gram size of lookahead, 3 to 7.")]
 MaxNodes = Annotated[
@@ -45,6 +52,14 @@ MaxNodes = Annotated[
     typer.Option(
         help="Speculative nodes per round trip. By default as the link and both sides make worth while, "
         "12 for jacobi and lookahead.",
+        show_default=False,
+    ),
+]
+InFlight = Annotated[
+    int | None,
+    typer.Option(
+        help="Most steps under way at a time, 1 to 8; 1 waits for each. By default as many as pay, up to 4, "
+        "where the decoding mode allows it.",
         show_default=False,
     ),
 ]

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from aparte.cli.output import note, progress_bar
-from aparte.config import Compute, Cut, LinkSettings
-from aparte.errors import UserError
+from aparte.config import Compute, Cut, Decoding, LinkSettings
+from aparte.errors import AparteError, UserError
 
 if TYPE_CHECKING:
     from aparte.answer import Writer
+    from aparte.speculate.common import CommonTable
+    from aparte.speculate.neural import TreeModel
 
 PRIVACY_LINE = (
     "The cloud receives hidden states, never text. With the model's public weights it can reconstruct the "
@@ -96,6 +98,60 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         if not quiet and cloud is not None:
             note(PRIVACY_LINE)
         yield writer
+
+
+def load_models(
+    decoding: Decoding, setup: Setup, writer: Writer, quiet: bool = False
+) -> dict[str, TreeModel | CommonTable]:
+    """The neural models that ``decoding`` drafts with, by source.
+
+    Raises :class:`UserError` if one is asked for by name that there is not; ``auto`` does without.
+    """
+    from aparte.speculate.common import shipped_table
+
+    models: dict[str, TreeModel | CommonTable] = {}
+    table = shipped_table(setup.model)
+    if table is not None and (decoding.decode == "auto" or "common" in decoding.sources):
+        models["common"] = table
+    elif "common" in decoding.sources:
+        raise UserError(f"There is no table of the common source for {setup.model}. Use another --decode.")
+    if decoding.draft is not None:
+        with progress_bar(quiet) as progress:
+            from aparte.device import open_draft_model
+            from aparte.model.registry import resolve
+
+            folder = resolve(decoding.draft, progress=progress)
+            models["model"] = open_draft_model(folder, decoding.draft, setup.compute, writer, progress)
+    if "bridge" in decoding.sources:
+        models["bridge"] = _load_bridge(setup, writer)
+    elif decoding.decode == "auto":
+        try:
+            models["bridge"] = _load_bridge(setup, writer)
+        except MissingBridgeError:
+            pass
+        except AparteError as error:  # a broken or strange one: worth a word, not the answer
+            note(f"Drafting without a bridge. {error}")
+    return models
+
+
+class MissingBridgeError(UserError):
+    """No bridge was trained for this model and cut."""
+
+
+def _load_bridge(setup: Setup, writer: Writer) -> TreeModel:
+    from aparte.bridge.file import find_bridge
+    from aparte.device import open_bridge
+    from aparte.model.needed import needed_by_device
+    from aparte.model.registry import resolve
+
+    path = find_bridge(setup.model, setup.cut)
+    if path is None:
+        raise MissingBridgeError(
+            f"There is no bridge for {setup.model} at cut {setup.cut}. Train one with `aparte bridge train "
+            f"{setup.model} --cut {setup.cut}`, or use another --decode."
+        )
+    wanted = needed_by_device(setup.cut) if setup.cloud is not None else None
+    return open_bridge(path, resolve(setup.model, wanted=wanted), setup.cut, setup.compute, writer)
 
 
 def _relayed(stack: contextlib.ExitStack, url: str, profile: object) -> str:

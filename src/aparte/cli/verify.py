@@ -10,6 +10,7 @@ import typer
 
 from aparte.cli import options
 from aparte.cli.output import note, print_json, progress_bar, show_table
+from aparte.cli.setup import Setup, load_models
 from aparte.config import Compute, Cut, Decoding
 from aparte.errors import AparteError, UserError
 
@@ -25,8 +26,10 @@ def verify(
     ] = None,
     cut: options.CutOption = str(Cut()),
     decode: options.Decode = Decoding.decode,
+    draft: options.Draft = Decoding.draft,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
+    in_flight: options.InFlight = Decoding.in_flight,
     max_new_tokens: options.MaxNewTokens = 48,
     wire: options.Wire = "float32",
     dtype: options.Dtype = "float32",
@@ -41,7 +44,7 @@ def verify(
     """
     from aparte.config import WireName, one_of
 
-    decoding = Decoding(decode, ngram, max_nodes)
+    decoding = Decoding(decode, ngram, max_nodes, draft=draft, in_flight=in_flight)
     wanted, compute = Cut.parse(cut), Compute(dtype, device)  # type: ignore[arg-type]
     one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
     texts = read_prompts(prompts)
@@ -54,6 +57,7 @@ def verify(
 
         blueprint = Blueprint.open(resolve(model, progress=progress), compute)
         writer = open_writer(blueprint, model, wanted, wire=wire, progress=progress)  # type: ignore[arg-type]
+        models = load_models(decoding, Setup(model, wanted, compute), writer, quiet=True)
         codec = writer.codec
         progress("unsplit model", 0, 1)
         reference = Reference(blueprint, codec.eos)
@@ -77,6 +81,7 @@ def verify(
             report,
             decoding=decoding,
             max_new_tokens=max_new_tokens,
+            models=models,
             on_prompt=lambda done, total: progress("prompts", done, total),
         ):
             pass

@@ -11,15 +11,17 @@ import hashlib
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aparte.answer import Answer, Writer
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.errors import UserError
+from aparte.speculate.common import CommonTable
 from aparte.speculate.drafter import Drafter, make_drafter
+from aparte.speculate.neural import TreeModel
 
 TASKS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag")
 
@@ -92,6 +94,8 @@ class Options:
     max_new_tokens: int
     warm: bool
     baseline: bool
+    #: Loaded neural models by source, for drafters that need them.
+    models: Mapping[str, TreeModel | CommonTable] = field(default_factory=dict)
 
 
 def run(
@@ -104,7 +108,11 @@ def run(
 ) -> Iterator[dict[str, Any]]:
     """Answer the questions; yields one row each, those of ``done`` (an earlier run) first."""
     known = {row["id"]: row for row in done}
-    shared = make_drafter(options.decoding) if options.warm else None
+
+    def new_drafter(decoding: Decoding) -> Drafter:
+        return make_drafter(decoding, models=options.models)
+
+    shared = new_drafter(options.decoding) if options.warm else None
     for number, question in enumerate(questions):
         if progress:
             progress(number, len(questions))
@@ -116,7 +124,7 @@ def run(
             answers = _answer(writer, question, Decoding("sequential"), make_drafter, options)
             row["sequential"] = _sums(answers)
             expected = [answer.token_ids for answer in answers]
-        answers = _answer(writer, question, options.decoding, lambda d: shared or make_drafter(d), options)
+        answers = _answer(writer, question, options.decoding, lambda d: shared or new_drafter(d), options)
         row["speculative"] = _sums(answers)
         if options.baseline:
             row["identical"] = [answer.token_ids for answer in answers] == expected

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch
 from aparte.answer import Writer
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.model.parts import Blueprint, convert
+from aparte.speculate.common import CommonTable
 from aparte.speculate.drafter import Drafter, Outcome, make_drafter
+from aparte.speculate.neural import TreeModel
 from aparte.speculate.tree import DraftTree
 
 
@@ -99,20 +101,28 @@ class _Recorder:
 
     def __init__(self, inner: Drafter) -> None:
         self._inner = inner
+        self.runs_ahead = inner.runs_ahead
         self.rows: list[torch.Tensor] = []
 
     def propose(self, context: Sequence[int], budget: int) -> DraftTree:
         return self._inner.propose(context, budget)
 
     def observe(self, outcome: Outcome) -> None:
-        taken = [0, *(1 + node for node in outcome.accepted.path)]
+        # What was known before was recorded then.
+        taken = [0, *(1 + node for node in outcome.accepted.path)][outcome.known :]
         self.rows.append(outcome.logits[taken].cpu())
         self._inner.observe(outcome)
 
 
-def write_split(writer: Writer, prompt: Sequence[int], decoding: Decoding, max_new_tokens: int) -> Written:
-    """Greedy continuation by the split model."""
-    recorder = _Recorder(make_drafter(decoding))
+def write_split(
+    writer: Writer,
+    prompt: Sequence[int],
+    decoding: Decoding,
+    max_new_tokens: int,
+    models: Mapping[str, TreeModel | CommonTable] | None = None,
+) -> Written:
+    """Greedy continuation by the split model; ``models`` are the neural ones that ``decoding`` needs."""
+    recorder = _Recorder(make_drafter(decoding, models=models))
     answer, pieces = writer.write(
         prompt,
         recorder,
@@ -210,6 +220,7 @@ def verify(
     *,
     decoding: Decoding,
     max_new_tokens: int,
+    models: Mapping[str, TreeModel | CommonTable] | None = None,
     on_prompt: Callable[[int, int], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Run all three on each prompt, fill ``report`` and yield its rows as they come."""
@@ -218,7 +229,7 @@ def verify(
             on_prompt(done, len(prompts))
         unsplit = reference.write(prompt, max_new_tokens)
         sequential = write_split(writer, prompt, Decoding(decode="sequential"), max_new_tokens)
-        speculative = write_split(writer, prompt, decoding, max_new_tokens)
+        speculative = write_split(writer, prompt, decoding, max_new_tokens, models)
         yield report.add(unsplit, sequential, speculative)
     if on_prompt:
         on_prompt(len(prompts), len(prompts))

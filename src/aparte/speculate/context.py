@@ -27,15 +27,19 @@ class Context:
     def __init__(self) -> None:
         self._automaton = SuffixAutomaton()
         self._text: list[int] = []
+        self._asked: list[int] = []  # the longest context asked about that learn() has not confirmed
 
     def start(self, context: Sequence[int]) -> Place:
         if list(context[: len(self._text)]) != self._text:  # another conversation, or an edited one
             self.__init__()  # type: ignore[misc]
-        for token in context[len(self._text) :]:
-            self._automaton.append(token)
-            self._text.append(token)
+        if not self._asked:  # else the context may run ahead, on guesses; learn() will tell
+            self._append(context)
+        self._asked = list(context)
         state = self._automaton.longest_repeat
-        return state, self._automaton.length(state)
+        place = state, self._automaton.length(state)
+        for token in context[len(self._text) :]:
+            place = self.advance(place, token)
+        return place
 
     def candidates(self, place: Place) -> list[Candidate]:
         state, length = place
@@ -61,7 +65,16 @@ class Context:
         return self._automaton.step(*place, token)
 
     def learn(self, context: Sequence[int], outcome: Outcome) -> None:
-        pass  # the text itself is all it goes by
+        verified = [*context, *outcome.accepted.tokens]
+        if verified[: len(self._text)] == self._text:
+            self._append(verified)
+        if len(self._asked) <= len(context) or self._asked != verified[: len(self._asked)]:
+            self._asked = []
+
+    def _append(self, text: Sequence[int]) -> None:
+        for token in text[len(self._text) :]:
+            self._automaton.append(token)
+            self._text.append(token)
 
 
 def _length_class(length: int) -> int:

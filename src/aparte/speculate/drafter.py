@@ -6,18 +6,23 @@ round trips it takes. A drafter's state belongs to one conversation and never le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from aparte.config import Decoding
+from aparte.errors import UserError
 from aparte.speculate.accept import Accepted
 from aparte.speculate.tree import DraftTree
 
 if TYPE_CHECKING:
+    from aparte.speculate.common import CommonTable
+    from aparte.speculate.neural import TreeModel
     from aparte.speculate.recycling import Recycling
+    from aparte.speculate.source import Source
 
 
 @dataclass(frozen=True)
@@ -26,16 +31,30 @@ class Outcome:
 
     ``tree`` is the part of it that was sent; ``choices[0]`` is the target's token after the pending one,
     ``choices[1 + i]`` after node ``i``, for rejected nodes too; ``logits`` ``[1 + len(tree), V]`` likewise.
+    ``context`` is what it was proposed for (empty: what was proposed for last). ``known`` is the number of
+    accepted tokens that the outcome before told already: 1 if the proposal was sent ahead, else 0.
     """
 
     tree: DraftTree
     choices: tuple[int, ...]
     accepted: Accepted
     logits: torch.Tensor
+    context: tuple[int, ...] = ()
+    known: int = 0
 
 
 class Drafter(Protocol):
-    """Two methods. ``context`` is everything up to and including the pending token."""
+    """Two methods. ``context`` is everything up to and including the pending token.
+
+    With pipelining it may run ahead: its last tokens are then guesses of an earlier proposal, whose outcome
+    is still to come. There is an outcome for every proposal that proved right, in the order of proposals,
+    and none for the others.
+    """
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether it can propose again before the outcome of the last proposal is there."""
+        ...
 
     def propose(self, context: Sequence[int], budget: int) -> DraftTree:
         """At most ``budget`` nodes to hang below ``context[-1]``."""
@@ -49,6 +68,8 @@ class Drafter(Protocol):
 class Nothing:
     """Sequential decoding: an empty proposal every time."""
 
+    runs_ahead = False
+
     def propose(self, context: Sequence[int], budget: int) -> DraftTree:  # noqa: ARG002
         return DraftTree()
 
@@ -56,18 +77,23 @@ class Nothing:
         pass
 
 
-def make_drafter(settings: Decoding, recycling: Recycling | None = None) -> Drafter:
+def make_drafter(
+    settings: Decoding,
+    recycling: Recycling | None = None,
+    models: Mapping[str, TreeModel | CommonTable] | None = None,
+) -> Drafter:
     """The drafter for ``--decode``; :class:`~aparte.config.Decoding` has checked the name.
 
-    ``recycling`` is a table to go on with, where the mode has one.
+    ``recycling`` is a table to go on with, where the mode has one. ``models`` is what had to be loaded, by
+    source. It outlives a drafter: a neural model begins anew with whatever context it is given. ``auto``
+    takes up whatever there is.
     """
     from aparte.speculate.context import Context
     from aparte.speculate.jacobi import Jacobi
-    from aparte.speculate.lookahead import Lookahead
+    from aparte.speculate.lookahead import Lookahead, LookaheadSource
     from aparte.speculate.merge import Merged
     from aparte.speculate.recycling import Recycling as NewRecycling
     from aparte.speculate.recycling import RunnerUp
-    from aparte.speculate.source import Source
 
     match settings.decode:
         case "sequential":
@@ -77,9 +103,24 @@ def make_drafter(settings: Decoding, recycling: Recycling | None = None) -> Draf
         case "lookahead":
             return Lookahead(settings.ngram)
         case _:
+            models = models or {}
             known: dict[str, Callable[[], Source]] = {
+                **{name: functools.partial(_source, name, model) for name, model in models.items()},
                 "context": Context,
+                "lookahead": lambda: LookaheadSource(settings.ngram),
                 "recycling": lambda: NewRecycling() if recycling is None else recycling,
                 "runner-up": RunnerUp,
             }
-            return Merged([known[name]() for name in settings.sources])
+            sources = settings.sources
+            if settings.decode == "auto":
+                sources = tuple(dict.fromkeys((*sources, *models)))
+            if missing := [name for name in sources if name not in known]:
+                raise UserError(f"This command cannot load what --decode {'+'.join(missing)} drafts with.")
+            return Merged([known[name]() for name in sources])
+
+
+def _source(name: str, model: TreeModel | CommonTable) -> Source:
+    from aparte.speculate.common import Common, CommonTable
+    from aparte.speculate.neural import Neural
+
+    return Common(model) if isinstance(model, CommonTable) else Neural(name, model)

@@ -18,6 +18,8 @@ class Jacobi:
     round trip makes at least the first one right, and a fixed point is the sequential text.
     """
 
+    runs_ahead = False  # the guesses are iterated from one outcome to the next
+
     def __init__(self, block: int) -> None:
         self._block = block
         self._guesses: list[int] = []

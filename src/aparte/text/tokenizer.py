@@ -33,6 +33,17 @@ class Codec:
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
+    @property
+    def vocabulary(self) -> dict[int, str]:
+        """Every token by its id, special and added ones included, as the tokenizer spells it inside."""
+        return {token: text for text, token in self._tokenizer.get_vocab().items()}
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Ids of tokens that are no text, such as those between the turns of a conversation."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return frozenset(token for token, entry in added if entry.special)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, with the special tokens that the tokenizer itself adds."""
         return [int(token) for token in self._tokenizer(text)["input_ids"]]
