@@ -1,0 +1,110 @@
+"""``aparte bridge train`` from beginning to end: model, conversations, training, the finished file."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from aparte.bridge.corpus import write_corpus
+from aparte.bridge.file import bridge_path, save_bridge
+from aparte.bridge.net import BridgeNet
+from aparte.bridge.teacher import Teacher
+from aparte.bridge.train import Conversations, Recipe, Report, Trainer
+from aparte.config import Compute, Cut
+from aparte.model.fingerprint import take_fingerprint
+from aparte.model.parts import Blueprint, Precision, Progress
+
+#: Conversations written side by side, and tokens of each.
+ROWS = 192
+LENGTH = 512
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What one run needs, and where its files go."""
+
+    blueprint: Blueprint
+    teacher: Teacher
+    cut: Cut
+    name: str
+    work: Path
+    out: Path
+    recipe: Recipe
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        cut: Cut,
+        device: str,
+        *,
+        work: Path | None,
+        out: Path | None,
+        recipe: Recipe,
+        progress: Progress | None = None,
+    ) -> Workshop:
+        """Load the whole model. Raises :class:`~aparte.errors.UserError` for a cut that does not fit it."""
+        from aparte.model.registry import resolve
+
+        folder = resolve(name, progress=progress)
+        blueprint = Blueprint.open(folder, Compute("float32", device))
+        cut.check(blueprint.layers)
+        place = Precision.resolve(Compute("float32", device)).device
+        out = out or bridge_path(name, cut)
+        work = work or out.parent / "work" / out.stem
+        return cls(blueprint, Teacher(folder, cut, place), cut, name, work, out, recipe)
+
+    def run(
+        self, tokens: int, progress: Progress | None, report: Callable[[Report], None], keep: bool = False
+    ) -> Path:
+        """Write or find the conversations, train or go on training, save the bridge.
+
+        Then clear up, unless ``keep``.
+        """
+        corpus = self.work / "conversations"
+        corpus.mkdir(parents=True, exist_ok=True)
+        folder = self.blueprint.checkpoint.folder
+        rows = max(self.recipe.held_out_rows + self.recipe.rows, min(ROWS, tokens // LENGTH))
+        shards = list(
+            write_corpus(
+                self.teacher,
+                folder,
+                corpus,
+                tokens=tokens,
+                rows=rows,
+                length=LENGTH,
+                seed=self.recipe.seed,
+                progress=progress,
+            )
+        )
+        data = Conversations(shards, self.recipe.held_out_rows)
+        trainer = Trainer(self.teacher, self.new_net(data), data, self.recipe, self.work)
+
+        def reported(line: Report) -> None:
+            if progress:
+                progress("training", line.step, line.steps)
+            report(line)
+
+        trainer.run(reported)
+        fingerprint = take_fingerprint(self.blueprint, self.cut, self.name)
+        save_bridge(self.out, trainer.net, trainer.draft_ids, fingerprint)
+        if not keep:
+            shutil.rmtree(self.work)
+        return self.out
+
+    def new_net(self, data: Conversations) -> BridgeNet:
+        """An untrained bridge: its layer begins as a copy of the middle's last one."""
+        torch.manual_seed(self.recipe.seed)
+        last = self.teacher.layers[self.teacher.middle.stop - 1]
+        net = BridgeNet(copy.deepcopy(last).float(), self.teacher.config.hidden_size)
+        net.to(self.teacher.device).begin_as_copy()
+        net.requires_grad_(True)
+        with torch.no_grad():
+            for name, value in data.statistics().items():
+                getattr(net, name).copy_(value)
+        return net
