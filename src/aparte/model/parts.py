@@ -7,6 +7,7 @@ above the part's own size.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 from aparte.config import Compute, Cut
 from aparte.errors import CheckpointError, UserError
 from aparte.model.checkpoint import Checkpoint
+from aparte.model.fuse import fast_norm, fuse
 from aparte.model.linear import PackedLinear, pack_linears, packed_available
 from aparte.model.stage import Stage
 
@@ -69,11 +71,13 @@ class Precision:
 class Blueprint:
     """A model's configuration and skeleton; gives out its parts."""
 
-    def __init__(self, checkpoint: Checkpoint, precision: Precision) -> None:
+    def __init__(self, checkpoint: Checkpoint, precision: Precision, *, fused: bool = True) -> None:
+        """Without ``fused`` the layers stay as ``transformers`` wrote them, for comparison."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self.checkpoint = checkpoint
         self.precision = precision
+        self._fused = fused and precision.device.type == "cpu"
         family = checkpoint.config_dict.get("model_type")
         if family not in FAMILIES:
             raise CheckpointError(
@@ -101,9 +105,9 @@ class Blueprint:
         self._state_names = tuple(self._skeleton.state_dict())
 
     @classmethod
-    def open(cls, folder: Path, compute: Compute) -> Blueprint:
+    def open(cls, folder: Path, compute: Compute, *, fused: bool = True) -> Blueprint:
         """The model in ``folder``; nothing is read yet but its headers."""
-        return cls(Checkpoint.open(folder), Precision.resolve(compute))
+        return cls(Checkpoint.open(folder), Precision.resolve(compute), fused=fused)
 
     @property
     def layers(self) -> int:
@@ -149,17 +153,21 @@ class Blueprint:
         for done, index in enumerate(layers):
             if progress:
                 progress(label, done, len(layers))
-            layer = self._decoder.layers[index]
+            layer = copy.deepcopy(self._decoder.layers[index])  # the skeleton stays as it is
             self._fill(layer, f"{self._decoder_name}.layers.{index}.")
             modules.append(layer)
         if progress:
             progress(label, len(layers), len(layers))
+        return self.wrap(modules, layers.start)
+
+    def wrap(self, modules: list[nn.Module], first_layer: int) -> Stage:
+        """A stage of decoder layers that are loaded; they were built as those from ``first_layer`` on."""
         rotary = type(self._decoder.rotary_emb)(config=self.config).to(self.precision.device)
         return Stage(
             nn.ModuleList(modules).eval(),
             rotary,
-            first_layer=layers.start,
-            windows=self.windows(layers),
+            first_layer=first_layer,
+            windows=self.windows(range(first_layer, first_layer + len(modules))),
             max_context=self.max_context,
             dtype=self.precision.dtype,
             device=self.precision.device,
@@ -167,13 +175,27 @@ class Blueprint:
 
     def ends(self) -> tuple[Embedding, Head]:
         """Load the embedding, and the final norm with the LM head. Tied weights are read once."""
-        embed_name = f"{self._decoder_name}.embed_tokens.weight"
+        embed_name, head_name = self._end_names()
         weight = self.checkpoint.read([embed_name])[embed_name]
+        head_weight = weight if head_name == embed_name else self.checkpoint.read([head_name])[head_name]
+        return Embedding(weight, self.precision), Head(self._norm(), head_weight, self.precision)
+
+    def draft_head(self, tokens: torch.Tensor) -> Head:
+        """The final norm with the rows of the LM head that belong to ``tokens`` ``[V']``."""
+        _, name = self._end_names()
+        return Head(self._norm(), self.checkpoint.read([name])[name][tokens], self.precision)
+
+    def _end_names(self) -> tuple[str, str]:
+        """Checkpoint names of embedding and LM head; the same one if they are tied."""
+        embed = f"{self._decoder_name}.embed_tokens.weight"
         tied = self.config.tie_word_embeddings or "lm_head.weight" not in self.checkpoint.names()
-        head_weight = weight if tied else self.checkpoint.read(["lm_head.weight"])["lm_head.weight"]
-        norm = self._decoder.norm
-        self._fill(norm, f"{self._decoder_name}.norm.")
-        return Embedding(weight, self.precision), Head(norm.eval(), head_weight, self.precision)
+        return embed, embed if tied else "lm_head.weight"
+
+    def _norm(self) -> nn.Module:
+        norm: nn.Module = self._decoder.norm
+        if any(parameter.is_meta for parameter in norm.parameters()):
+            self._fill(norm, f"{self._decoder_name}.norm.")
+        return (fast_norm(norm) if self._fused else norm).eval()
 
     def _fill(self, module: nn.Module, prefix: str) -> None:
         names = [name for name in self._state_names if name.startswith(prefix)]
@@ -187,12 +209,14 @@ class Blueprint:
                 f"{str(error).splitlines()[-1].strip()} Download the model again."
             ) from error
         module.requires_grad_(False)
-        convert(module, self.precision)
+        convert(module, self.precision, fused=self._fused)
 
 
-def convert(module: nn.Module, precision: Precision) -> None:
-    """Bring a module to the precision it computes in, in place."""
+def convert(module: nn.Module, precision: Precision, *, fused: bool = False) -> None:
+    """Bring a module to the precision it computes in, in place; ``fused`` joins operations too."""
     module.to(precision.device, precision.dtype)
+    if fused:
+        fuse(module, packed=precision.packed)
     if precision.packed:
         pack_linears(module)
 

@@ -70,19 +70,21 @@ class Stage:
         return states.squeeze(0)
 
     def _mask(self, layout: Layout, positions: torch.Tensor, window: int | None) -> torch.Tensor | None:
-        """Who sees whom, ``[1, 1, n, total]`` of bool, or None if everybody sees everything.
+        """Who sees whom, ``[1, 1, n, total]``, or None if everybody sees everything.
 
-        A node sees the committed prefix, its ancestors and itself; with a sliding window only those
-        closer than ``window`` positions, which is how ``transformers`` counts too.
+        It is added to the scores: 0 for what a node sees, -inf for the rest. A bool mask would be turned
+        into that by every layer anew. A node sees the committed prefix, its ancestors and itself; with a
+        sliding window only those closer than ``window`` positions, as ``transformers`` counts too.
         """
         if layout.sees_everything and (window is None or max(layout.positions) < window):
             # One node that sees all rows: attention needs no mask. (With several nodes this can't be.)
             return None
-        mask = torch.ones(len(positions), layout.total, dtype=torch.bool, device=self.device)
-        mask[:, layout.prefix :] = torch.from_numpy(layout.ancestors).to(self.device)
+        mask = torch.zeros(len(positions), layout.total, dtype=self.dtype, device=self.device)
+        hidden = torch.from_numpy(~layout.ancestors).to(self.device)
+        mask[:, layout.prefix :].masked_fill_(hidden, float("-inf"))
         if window is not None:
             depths = torch.cat([torch.arange(layout.prefix), torch.from_numpy(layout.pending_depths)]).to(
                 self.device
             )
-            mask &= depths > positions[:, None] - window
+            mask.masked_fill_(depths <= positions[:, None] - window, float("-inf"))
         return mask[None, None]
