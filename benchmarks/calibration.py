@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 
-from aparte.cli.setup import Setup, connect
+from aparte.cli.setup import Setup, connect, load_models
 from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
 from aparte.measure.prompts import PROMPTS
 from aparte.speculate.calibration import PRIORS, Calibration, Counts
@@ -30,16 +30,20 @@ MORE = (
     "Write a dialogue between a cat and a dog.",
     "Compare solar and wind power in a table.",
 )
-DECODING = Decoding("auto", max_nodes=16)
+DECODING = Decoding("auto", max_nodes=24, in_flight=1)
+#: A model drafts as far ahead as the link makes worth while, so there has to be one.
+RTT_MS = 80.0
 
 
 def main() -> None:
     totals: Counts = defaultdict(lambda: (0.0, 0.0))
-    with connect(Setup(DEFAULT_MODEL, Cut(), Compute())) as writer:
+    setup = Setup(DEFAULT_MODEL, Cut(), Compute(), rtt_ms=RTT_MS)
+    with connect(setup) as writer:
+        models = load_models(DECODING, setup, writer)
         for number, prompt in enumerate((*PROMPTS, *MORE), start=1):
             print(f"{number}/{len(PROMPTS) + len(MORE)}")
             writer.forget()
-            drafter = make_drafter(DECODING)
+            drafter = make_drafter(DECODING, models=models)
             assert isinstance(drafter, Merged)
             drafter.calibration = Calibration(start={}, fade=1.0)
             _, pieces = writer.write(

@@ -15,7 +15,7 @@ import platform
 from pathlib import Path
 
 from aparte.answer import Answer, Writer
-from aparte.cli.setup import Setup, connect
+from aparte.cli.setup import Setup, connect, load_models
 from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
 from aparte.measure.verify import Reference
 from aparte.model.parts import Blueprint
@@ -46,7 +46,7 @@ def measure() -> str:
         for name, tokens in encoded.items():
             for mode in MODES:
                 print(f"{name}, {mode} ...")
-                answers[name, mode] = write(writer, tokens, Decoding(decode=mode))
+                answers[name, mode] = write(writer, setup, tokens, Decoding(decode=mode))
         reference = Reference(Blueprint.open(resolve(DEFAULT_MODEL), setup.compute), writer.codec.eos)
         unsplit = {name: reference.write(tokens, NEW_TOKENS).tokens for name, tokens in encoded.items()}
     rows = [
@@ -76,12 +76,12 @@ def measure() -> str:
     )
 
 
-def write(writer: Writer, tokens: list[int], decoding: Decoding) -> Answer:
+def write(writer: Writer, setup: Setup, tokens: list[int], decoding: Decoding) -> Answer:
     """One greedy answer that pays for its own prompt."""
     writer.forget()
     answer, pieces = writer.write(
         tokens,
-        make_drafter(decoding),
+        make_drafter(decoding, models=load_models(decoding, setup, writer, quiet=True)),
         sampling=Sampling(),
         decoding=decoding,
         stopping=Stopping(max_new_tokens=NEW_TOKENS),

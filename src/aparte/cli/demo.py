@@ -9,7 +9,7 @@ import typer
 from aparte.cli import options
 from aparte.cli.generate import stream
 from aparte.cli.output import PrefillBar, note, print_json, progress_bar, show_table, write
-from aparte.cli.setup import Setup, connect
+from aparte.cli.setup import Setup, connect, load_models
 from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
 from aparte.errors import AparteError
 
@@ -36,13 +36,13 @@ def demo(
         if not json:
             note(f"\nYou, on the device: {prompt}")
             note("Each colour (or each part between bars) is one round trip:\n")
-        answers["auto"] = _write(writer, tokens, "auto", max_new_tokens, live=not json)
+        answers["auto"] = _write(writer, setup, tokens, "auto", max_new_tokens, live=not json)
         if not json:
             note("\nThe same with lookahead, one token at a time, and with the model in one piece ...")
         with progress_bar(quiet=json) as progress:
             for mode in ("lookahead", "sequential"):
                 progress(mode, 0, 1)
-                answers[mode] = _write(writer, tokens, mode, max_new_tokens, live=False)
+                answers[mode] = _write(writer, setup, tokens, mode, max_new_tokens, live=False)
                 progress(mode, 1, 1)
             progress("unsplit model", 0, 1)
             unsplit = _unsplit(setup, writer, tokens, max_new_tokens)
@@ -71,14 +71,16 @@ def demo(
             )
 
 
-def _write(writer: Writer, tokens: list[int], decode: str, max_new_tokens: int, live: bool) -> Answer:
+def _write(
+    writer: Writer, setup: Setup, tokens: list[int], decode: str, max_new_tokens: int, live: bool
+) -> Answer:
     from aparte.speculate.drafter import make_drafter
 
     decoding = Decoding(decode=decode)
     writer.forget()  # each run pays for its own prompt
     answer, pieces = writer.write(
         tokens,
-        make_drafter(decoding),
+        make_drafter(decoding, models=load_models(decoding, setup, writer, quiet=True)),
         sampling=Sampling(),
         decoding=decoding,
         stopping=Stopping(max_new_tokens=max_new_tokens),

@@ -1,0 +1,102 @@
+"""Run the measurements of docs/benchmarks.md and write that page.
+
+    .venv/bin/python benchmarks/suite.py --data spec_bench.jsonl                # everything
+    .venv/bin/python benchmarks/suite.py --data spec_bench.jsonl --only link-80 # one of them
+    .venv/bin/python benchmarks/suite.py --page                                 # only write the page
+
+Each measurement is a command of ``aparte`` or of this folder; its JSON goes to ``benchmarks/results``
+with the command, the commit and the machine. Spec-Bench is not part of the project: ``--data`` names its
+480 questions as JSON lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from page import write_page
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+FREE = "context+recycling+runner-up"
+SPECBENCH = ["bench", "specbench", "smollm2-135m", "--max-new-tokens", "128"]
+LINK = ["--mbps", "100"]
+
+#: Arguments of ``aparte`` by measurement; questions by default.
+MEASUREMENTS: dict[str, tuple[list[str], int]] = {
+    "free-16": ([*SPECBENCH, "--decode", FREE, "--max-nodes", "16", "--no-baseline"], 24),
+    "free-32-warm": ([*SPECBENCH, "--decode", FREE, "--max-nodes", "32", "--warm", "--no-baseline"], 24),
+    "common-16": ([*SPECBENCH, "--decode", f"{FREE}+common", "--max-nodes", "16", "--no-baseline"], 24),
+    "bridge-24": (
+        [*SPECBENCH, "--max-nodes", "24", "--in-flight", "1", "--rtt", "80", *LINK, "--no-baseline"],
+        24,
+    ),
+    "link-80": ([*SPECBENCH, "--rtt", "80", *LINK], 12),
+    "link-150": ([*SPECBENCH, "--rtt", "150", *LINK], 12),
+    "budget": (["bench", "budget", "smollm2-135m", "--max-new-tokens", "48"], 6),
+    "step": (["bench", "step", "smollm2-135m"], 0),
+}
+LINKS = "links"  # the comparison by round trip has a script of its own
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, help="Spec-Bench questions")
+    parser.add_argument("--only", action="append", choices=[*MEASUREMENTS, LINKS])
+    parser.add_argument("--limit", type=int, help="questions, instead of each measurement's own number")
+    parser.add_argument("--page", action="store_true", help="measure nothing")
+    options = parser.parse_args()
+    if not options.page:
+        for name in options.only or [*MEASUREMENTS, LINKS]:
+            print(f"{name} ...", flush=True)
+            measure(name, options.data, options.limit)
+    write_page(RESULTS)
+
+
+def measure(name: str, data: Path | None, limit: int | None) -> None:
+    """Run one measurement and keep what it printed."""
+    if name == LINKS:
+        command = [sys.executable, str(HERE / "links.py"), "--json"]
+        shown = ["benchmarks/links.py"]
+    else:
+        arguments, questions = MEASUREMENTS[name]
+        if questions:
+            if data is None:
+                sys.exit(f"{name} needs --data, the Spec-Bench questions.")
+            arguments = [*arguments, "--data", str(data), "--limit", str(limit or questions)]
+        command = [sys.executable, "-m", "aparte", *arguments, "--json"]
+        shown = ["aparte", *(data.name if data and part == str(data) else part for part in arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        sys.exit(f"{name} failed:\n{run.stderr[-2000:]}")
+    result = {"command": " ".join(shown), **origin(), "result": json.loads(run.stdout)}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def origin() -> dict[str, Any]:
+    """Where and from what a number comes."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE
+    ).stdout.strip()
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", "--untracked-files=no", "--", "../src"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=HERE,
+    ).stdout.strip()
+    return {
+        "commit": commit + ("+" if dirty else ""),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+    }
+
+
+if __name__ == "__main__":
+    main()
