@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,9 +50,17 @@ class DeviceParts:
 class SplitTarget:
     """Sends the front's hidden states, gets the middle's back, and turns those into logits."""
 
-    def __init__(self, parts: DeviceParts, link: Link, wire: str) -> None:
+    def __init__(
+        self,
+        parts: DeviceParts,
+        link: Link,
+        wire: str,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """``clock`` gives the seconds that steps are timed by."""
         self._parts = parts
         self._link = link
+        self._clock = clock
         self._codec = TensorCodec(wire, parts.hidden_size)
         self._front_cache = parts.front.new_cache()
         self._back_cache = parts.back.new_cache()
@@ -80,13 +88,13 @@ class SplitTarget:
         return kept
 
     def submit(self, step: Step, tokens: Sequence[int], logits_from: int) -> None:
-        started = time.perf_counter()
+        started = self._clock()
         hidden = self._parts.front.forward(self._front_cache, step, self._parts.embed(torch.tensor(tokens)))
         if self._states is not None:
             self._states.put_front(step, hidden)
-        computed = time.perf_counter()
+        computed = self._clock()
         message = encode(StepFrame(step, self._codec.encode(hidden)))
-        encoded = time.perf_counter()  # the wait includes handing the message over
+        encoded = self._clock()  # the wait includes handing the message over
         self._link.send(message)
         self.bytes_up += len(message)
         self._pending.append(
@@ -102,14 +110,14 @@ class SplitTarget:
 
     def collect(self) -> Evaluation:
         pending, frame, size = self._receive()
-        received = time.perf_counter()
+        received = self._clock()
         hidden = self._codec.decode(frame.payload, len(pending.step))
-        decoded = time.perf_counter()
+        decoded = self._clock()
         if self._states is not None:
             self._states.put_middle(pending.step, hidden)
         output = self._parts.back.forward(self._back_cache, pending.step, hidden)
         logits = self._parts.head(output[pending.logits_from :])
-        ended = time.perf_counter()
+        ended = self._clock()
         return Evaluation(
             logits,
             Timing(
@@ -156,10 +164,9 @@ class SplitTarget:
             self._states = StateStore(self._parts.hidden_size, self._parts.precision)
         return self._states
 
-    @property
-    def in_flight(self) -> int:
-        """Steps that were sent and are not collected."""
-        return len(self._pending)
+    def in_flight(self, epoch: int) -> bool:
+        """Whether steps of this epoch are under way; those of older ones are stale and nobody waits for them."""
+        return any(pending.step.epoch >= epoch for pending in self._pending)
 
     def draft_front(self, step: Step, tokens: Sequence[int]) -> torch.Tensor:
         """The front's output ``[n, D]`` for nodes that are not sent.
