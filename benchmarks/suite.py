@@ -39,7 +39,10 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
     ),
     "link-80": ([*SPECBENCH, "--rtt", "80", *LINK], 12),
     "link-150": ([*SPECBENCH, "--rtt", "150", *LINK], 12),
-    "budget": (["bench", "budget", "smollm2-135m", "--max-new-tokens", "48"], 6),
+    "budget": (
+        ["bench", "budget", "smollm2-135m", "--max-new-tokens", "48", "--plot", "docs/img/budget.svg"],
+        6,
+    ),
     "step": (["bench", "step", "smollm2-135m"], 0),
 }
 LINKS = "links"  # the comparison by round trip has a script of its own

@@ -223,6 +223,27 @@ def test_random_trees_and_early_stops_never_change_the_text(
         check_caches(target)
 
 
+class Tempted(Oracle):
+    """Believes in a wrong token, and hangs the true ones beside it, in later slots."""
+
+    def propose(self, context: Sequence[int], budget: int) -> DraftTree:
+        true = super().propose(context, budget - 1).tokens
+        if not true:
+            return DraftTree()
+        parents = (-1, -1, *range(1, len(true)))
+        return DraftTree(((true[0] + 1) % 250, *true), parents, (0.9, *(0.5 for _ in true)))
+
+
+def test_what_is_sent_ahead_overwrites_nothing_that_may_be_accepted(
+    conversation: Conversation, truth: dict[str, list[int]]
+) -> None:
+    tempted = Tempted([*PROMPT, *truth["greedy"]], block=3)
+    blocks = list(conversation.blocks(drafter=tempted, in_flight=3))
+    assert [token for block in blocks for token in block.tokens] == truth["greedy"][:COUNT]
+    assert len(blocks) == COUNT / 4
+    assert conversation.session.stale_steps > len(blocks)
+
+
 # -- Steps that proved wrong -----------------------------------------------------------------------
 
 

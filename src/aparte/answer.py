@@ -112,15 +112,24 @@ class Answer:
 class Writer:
     """Writes answers with one target, keeping the conversation's prefix between them."""
 
-    def __init__(self, target: Target, codec: Codec, cut: str, prefill_chunk: int = 128) -> None:
+    def __init__(
+        self,
+        target: Target,
+        codec: Codec,
+        cut: str,
+        prefill_chunk: int = 128,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """``clock`` gives the seconds that answers are timed by; the target has to have the same one."""
         self.target = target
         self.codec = codec
         self._cut = cut
         self._prefill_chunk = prefill_chunk
+        self._clock = clock
         #: Which tokens of the conversation lie in which slots.
         self.session = Session()
         # What these learn of the link holds for the next answer too.
-        self._budget = NodeBudget()
+        self.budget = NodeBudget()
         self._ahead = SendAhead()
 
     def forget(self) -> None:
@@ -145,10 +154,11 @@ class Writer:
             max_new_tokens=stopping.max_new_tokens,
             eos=self.codec.eos,
             max_nodes=decoding.node_limit,
-            budget=self._budget if decoding.automatic else None,
+            budget=self.budget if decoding.automatic else None,
             prefill_chunk=self._prefill_chunk,
             in_flight=decoding.flight_limit,
             ahead=self._ahead if decoding.in_flight is None else None,
+            clock=self._clock,
         )
         return answer, self._pieces(answer, job, drafter, stopping, on_prefill)
 
@@ -162,11 +172,11 @@ class Writer:
     ) -> Iterator[Piece]:
         detokenizer, matcher = Detokenizer(self.codec.decode), StopMatcher(stopping.stop)
         count = self._counter(answer)
-        started = time.perf_counter()
+        started = self._clock()
         loop = decode(self.target, self.session, drafter, job, on_prefill)
         try:
             for block in loop:
-                answer.elapsed_s = time.perf_counter() - started
+                answer.elapsed_s = self._clock() - started
                 answer.ttft_ms = answer.ttft_ms or answer.elapsed_s * 1e3
                 answer.reused_tokens = block.reused
                 text, used = "", 0

@@ -88,7 +88,7 @@ class Job:
     """One answer to write: prompt, choice of tokens, and when to stop.
 
     ``in_flight`` is the most steps to have under way. ``ahead`` decides whether one more pays; without it
-    they are sent whenever there is something to propose.
+    they are sent whenever there is something to propose. ``clock`` gives the seconds that steps are timed by.
     """
 
     prompt: tuple[int, ...]
@@ -100,6 +100,7 @@ class Job:
     budget: NodeBudget | None = None
     in_flight: int = 1
     ahead: SendAhead | None = None
+    clock: Callable[[], float] = time.perf_counter
 
 
 def decode(
@@ -154,7 +155,7 @@ def _decode(
     root = torch.empty(0)  # logits that the pending token was chosen from
     reused = session.rewind_to(context)
     limit = pipeline.longest - len(context)
-    written, started = 0, time.perf_counter()
+    written, started = 0, job.clock()
     prefill = _Prefill(target, session, len(context) - reused, on_prefill)
     prefill.send(context[reused:], job.prefill_chunk)
     while True:
@@ -185,9 +186,9 @@ def _decode(
         context.extend(new)
         end = 1 + accepted.path[-1] if accepted.path else 0
         root = logits[end : end + 1]
-        observing = time.perf_counter()
+        observing = job.clock()
         drafter.observe(Outcome(tree, choices, accepted, logits, flight.context, flight.known))
-        ended = time.perf_counter()
+        ended = job.clock()
         stale = pipeline.settle(flight, accepted)
         tokens, finish = _stop(new, job.eos, limit - written)
         if finish:
@@ -212,7 +213,7 @@ def _decode(
         yield Committed(tokens, record, finish, reused)
         if finish:
             return
-        started = time.perf_counter()
+        started = job.clock()
 
 
 def _learn_costs(job: Job, flight: Flight, record: StepRecord) -> None:

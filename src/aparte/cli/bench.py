@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from aparte.cli import options
+from aparte.cli.bench_budget import budget
+from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
 from aparte.cli.setup import Setup, connect, load_models
 from aparte.config import Compute, Cut, Decoding, Sampling
@@ -20,6 +21,9 @@ bench_app = typer.Typer(help="Measure on benchmark data.", no_args_is_help=True,
 @bench_app.callback()
 def _bench() -> None:
     pass
+
+
+bench_app.command()(budget)
 
 
 @bench_app.command()
@@ -77,7 +81,7 @@ def specbench(
         "wire": wire,
         "dtype": dtype,
     }
-    done = _finished(resume, settings)
+    done = finished_rows(resume, settings)
     setup = Setup(model, Cut.parse(cut), Compute(dtype, device), rtt_ms=rtt, mbps=mbps, wire=wire)  # type: ignore[arg-type]
     rows: list[dict[str, Any]] = []
     with connect(setup, quiet=True) as writer, progress_bar() as progress:
@@ -97,9 +101,8 @@ def specbench(
             progress=lambda number, total: progress("questions", number, total),
         ):
             rows.append(row)
-            if resume is not None and len(rows) > len(done):
-                with resume.open("a", encoding="utf-8") as file:
-                    file.write(jsonlib.dumps(row) + "\n")
+            if len(rows) > len(done):
+                add_row(resume, row)
     report = bench.summarize(rows)
     if baseline:
         report["identical"] = all(row["identical"] for row in rows)
@@ -182,19 +185,3 @@ def _counts(nodes: str) -> list[int]:
     if not counts or min(counts) < 1:
         raise UserError(f"--nodes {nodes} is not a list of numbers from 1 on, like 1,2,4,8.")
     return list(dict.fromkeys(counts))
-
-
-def _finished(file: Path | None, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of an earlier run with the same settings; a new file gets the settings as its first line."""
-    if file is None:
-        return []
-    if not file.exists():
-        file.write_text(jsonlib.dumps(settings) + "\n", encoding="utf-8")
-        return []
-    try:
-        lines = [jsonlib.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError):
-        raise UserError(f"{file} is not a file of finished rows. Give another one.") from None
-    if not lines or lines[0] != settings:
-        raise UserError(f"{file} is of a run with other settings. Give another file to --resume.")
-    return lines[1:]

@@ -166,7 +166,8 @@ def _sums(answers: Sequence[Answer]) -> dict[str, float]:
     return {
         "tokens": sum(len(answer.token_ids) for answer in answers),
         "steps": len(steps),
-        "drafted": sum(step.drafted for step in steps),
+        # Nodes sent ahead for nothing were drafted and wasted too.
+        "drafted": sum(step.drafted for step in steps) + sum(answer.stale_nodes for answer in answers),
         "accepted_drafts": sum(max(0, step.accepted - 1) for step in steps),
         "seconds": sum(answer.elapsed_s for answer in answers),
         "prefill_s": sum(answer.ttft_ms / 1e3 for answer in answers),

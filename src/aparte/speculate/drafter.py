@@ -7,6 +7,7 @@ round trips it takes. A drafter's state belongs to one conversation and never le
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -81,12 +82,13 @@ def make_drafter(
     settings: Decoding,
     recycling: Recycling | None = None,
     models: Mapping[str, TreeModel | CommonTable] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Drafter:
     """The drafter for ``--decode``; :class:`~aparte.config.Decoding` has checked the name.
 
     ``recycling`` is a table to go on with, where the mode has one. ``models`` is what had to be loaded, by
     source. It outlives a drafter: a neural model begins anew with whatever context it is given. ``auto``
-    takes up whatever there is.
+    takes up whatever there is. ``clock`` gives the seconds by which drafting has to be worth its time.
     """
     from aparte.speculate.context import Context
     from aparte.speculate.jacobi import Jacobi
@@ -105,7 +107,7 @@ def make_drafter(
         case _:
             models = models or {}
             known: dict[str, Callable[[], Source]] = {
-                **{name: functools.partial(_source, name, model) for name, model in models.items()},
+                **{name: functools.partial(_source, name, model, clock) for name, model in models.items()},
                 "context": Context,
                 "lookahead": lambda: LookaheadSource(settings.ngram),
                 "recycling": lambda: NewRecycling() if recycling is None else recycling,
@@ -119,8 +121,8 @@ def make_drafter(
             return Merged([known[name]() for name in sources])
 
 
-def _source(name: str, model: TreeModel | CommonTable) -> Source:
+def _source(name: str, model: TreeModel | CommonTable, clock: Callable[[], float]) -> Source:
     from aparte.speculate.common import Common, CommonTable
     from aparte.speculate.neural import Neural
 
-    return Common(model) if isinstance(model, CommonTable) else Neural(name, model)
+    return Common(model) if isinstance(model, CommonTable) else Neural(name, model, clock=clock)

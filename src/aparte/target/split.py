@@ -165,7 +165,7 @@ class SplitTarget:
         return self._states
 
     def in_flight(self, epoch: int) -> bool:
-        """Whether steps of this epoch are under way; those of older ones are stale and nobody waits for them."""
+        """Whether steps of this epoch are under way; older ones are stale, and nobody waits for them."""
         return any(pending.step.epoch >= epoch for pending in self._pending)
 
     def draft_front(self, step: Step, tokens: Sequence[int]) -> torch.Tensor:
