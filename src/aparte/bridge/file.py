@@ -69,7 +69,7 @@ def load_bridge(path: Path, blueprint: Blueprint, cut: Cut) -> Bridge:
     if not len(draft_ids) or int(draft_ids.min()) < 0 or int(draft_ids.max()) >= blueprint.vocab_size:
         raise CheckpointError(f"{path} names tokens that the model does not have. Train the bridge again.")
     net.eval().requires_grad_(False)
-    convert(net, blueprint.precision)
+    convert(net, blueprint.precision, fused=blueprint.fused)
     return Bridge(net, draft_ids, layer)
 
 

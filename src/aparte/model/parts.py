@@ -77,7 +77,7 @@ class Blueprint:
 
         self.checkpoint = checkpoint
         self.precision = precision
-        self._fused = fused and precision.device.type == "cpu"
+        self.fused = fused and precision.device.type == "cpu"
         family = checkpoint.config_dict.get("model_type")
         if family not in FAMILIES:
             raise CheckpointError(
@@ -195,7 +195,7 @@ class Blueprint:
         norm: nn.Module = self._decoder.norm
         if any(parameter.is_meta for parameter in norm.parameters()):
             self._fill(norm, f"{self._decoder_name}.norm.")
-        return (fast_norm(norm) if self._fused else norm).eval()
+        return (fast_norm(norm) if self.fused else norm).eval()
 
     def _fill(self, module: nn.Module, prefix: str) -> None:
         names = [name for name in self._state_names if name.startswith(prefix)]
@@ -209,7 +209,7 @@ class Blueprint:
                 f"{str(error).splitlines()[-1].strip()} Download the model again."
             ) from error
         module.requires_grad_(False)
-        convert(module, self.precision, fused=self._fused)
+        convert(module, self.precision, fused=self.fused)
 
 
 def convert(module: nn.Module, precision: Precision, *, fused: bool = False) -> None:
