@@ -30,17 +30,17 @@ LINK = ["--mbps", "100"]
 
 #: Arguments of ``aparte`` by measurement; questions by default.
 MEASUREMENTS: dict[str, tuple[list[str], int]] = {
-    "free-16": ([*SPECBENCH, "--decode", FREE, "--max-nodes", "16", "--no-baseline"], 24),
-    "free-32-warm": ([*SPECBENCH, "--decode", FREE, "--max-nodes", "32", "--warm", "--no-baseline"], 24),
-    "common-16": ([*SPECBENCH, "--decode", f"{FREE}+common", "--max-nodes", "16", "--no-baseline"], 24),
+    "free-16": ([*SPECBENCH, "--decode", FREE, "--max-nodes", "16", "--no-baseline"], 48),
+    "free-32-warm": ([*SPECBENCH, "--decode", FREE, "--max-nodes", "32", "--warm", "--no-baseline"], 48),
+    "common-16": ([*SPECBENCH, "--decode", f"{FREE}+common", "--max-nodes", "16", "--no-baseline"], 48),
     "bridge-24": (
         [*SPECBENCH, "--max-nodes", "24", "--in-flight", "1", "--rtt", "80", *LINK, "--no-baseline"],
-        24,
+        12,
     ),
     "link-80": ([*SPECBENCH, "--rtt", "80", *LINK], 12),
     "link-150": ([*SPECBENCH, "--rtt", "150", *LINK], 12),
     "budget": (
-        ["bench", "budget", "smollm2-135m", "--max-new-tokens", "48", "--plot", "docs/img/budget.svg"],
+        ["bench", "budget", "smollm2-135m", "--max-new-tokens", "32", "--plot", "docs/img/budget.svg"],
         6,
     ),
     "step": (["bench", "step", "smollm2-135m"], 0),
