@@ -27,7 +27,7 @@ PASSAGE = (
 )
 PROMPTS = {
     "code": "Write a Python function that checks whether a word is a palindrome, and explain how it works.",
-    "chat": "What is the capital of Australia, how many people live there, and why was it chosen?",
+    "chat": "What is the Great Barrier Reef, where is it, and why is it in danger?",
     "summary": f"Summarise this passage in one sentence, then repeat it word for word.\n\n{PASSAGE}",
 }
 RTT_MS = (20.0, 80.0, 150.0)
