@@ -45,7 +45,7 @@ RIVALS: dict[str, dict[float, tuple[float, float, float]]] = {
         150: (3.5, 3.5, 3.4),
     },
     "paper A's prototype, lookahead": {20: (4.3, 5.4, 8.4), 80: (3.7, 4.0, 11.5), 150: (4.3, 3.7, 9.7)},
-    "Petals, two private servers": {20: (4.2, 4.1, 3.5), 80: (2.8, 2.8, 2.4), 150: (1.9, 1.9, 1.7)},
+    "Petals, two servers of one owner": {20: (4.2, 4.1, 3.5), 80: (2.8, 2.8, 2.4), 150: (1.9, 1.9, 1.7)},
 }
 PROMPTS = ("code", "chat", "summary")
 
