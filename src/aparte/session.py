@@ -24,9 +24,8 @@ class Session:
         #: Steps sent ahead for nothing since the beginning, and the nodes in them.
         self.stale_steps = 0
         self.stale_nodes = 0
-        #: Goes up when steps under way became worthless.
-        self.epoch = 0
         self._number = 0
+        self._epoch = 0
 
     @property
     def tip(self) -> int:
@@ -69,7 +68,7 @@ class Session:
 
         The stages learn it from the next step: its epoch is higher, and it writes over their slots.
         """
-        self.epoch += 1
+        self._epoch += 1
         self.stale_steps += len(steps)
         self.stale_nodes += sum(map(len, steps))
 
@@ -85,7 +84,7 @@ class Session:
 
     def _step(self, base: int, parents: tuple[int, ...]) -> Step:
         self._number += 1
-        return Step(self._number, self.epoch, commit=self.tip, base=base, parents=parents)
+        return Step(self._number, self._epoch, commit=self.tip, base=base, parents=parents)
 
 
 def _hung(tree: DraftTree, root: int, first: int) -> tuple[int, ...]:

@@ -65,9 +65,7 @@ class BridgeDraft:
         session, target = self._session, self._target
         # The pending token is the only one whose state is not back yet, or this is no place to start:
         # a long prompt, or a context that runs ahead of steps under way (whose slots must be left alone).
-        if len(context) != len(session.tokens) + 1 or not session.tokens:
-            return None
-        if target.in_flight(session.epoch):
+        if target.in_flight or len(context) != len(session.tokens) + 1 or not session.tokens:
             return None
         self._tip, self._base = session.tip, session.tip + 1
         pending = Step(number=0, epoch=0, commit=self._tip, base=self._base, parents=(self._tip,))

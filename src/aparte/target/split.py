@@ -164,9 +164,10 @@ class SplitTarget:
             self._states = StateStore(self._parts.hidden_size, self._parts.precision)
         return self._states
 
-    def in_flight(self, epoch: int) -> bool:
-        """Whether steps of this epoch are under way; older ones are stale, and nobody waits for them."""
-        return any(pending.step.epoch >= epoch for pending in self._pending)
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step is under way that somebody waits for."""
+        return bool(self._pending)
 
     def draft_front(self, step: Step, tokens: Sequence[int]) -> torch.Tensor:
         """The front's output ``[n, D]`` for nodes that are not sent.
