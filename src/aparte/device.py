@@ -78,17 +78,17 @@ def open_draft_model(
     return DraftModel(Blueprint.open(folder, compute), writer.target.vocab_size, progress=progress)
 
 
-def open_bridge(path: Path, folder: Path, cut: Cut, compute: Compute, writer: Writer) -> BridgeDraft:
-    """Load the bridge in ``path`` for what ``writer`` writes with: the model in ``folder`` at ``cut``.
+def open_bridge(path: Path, writer: Writer) -> BridgeDraft:
+    """Load the bridge in ``path`` for what ``writer`` writes with.
 
-    Raises :class:`~aparte.errors.MismatchError` if it was trained for something else, and
+    Raises :class:`~aparte.errors.MismatchError` if it was trained for another model or cut, and
     :class:`~aparte.errors.UserError` if the target is not a split one.
     """
     target = writer.target
     if not isinstance(target, SplitTarget):
         raise UserError("A bridge drafts with the front and back of a split model; this one is in one piece.")
-    blueprint = Blueprint.open(folder, compute)
-    parts = BridgeParts(load_bridge(path, blueprint, cut), blueprint)
+    blueprint = target.parts.blueprint
+    parts = BridgeParts(load_bridge(path, blueprint, target.parts.cut), blueprint)
     return BridgeDraft(parts, target, writer.session)
 
 

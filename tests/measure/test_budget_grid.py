@@ -96,7 +96,7 @@ class TestSimulatedLink:
     def test_computing_comes_on_top(self, simulated: tuple[Writer, SimulatedLink], clock: Clock) -> None:
         writer, link = simulated
         link.profile = WanProfile(rtt_ms=20)
-        front = writer.target._parts.front  # type: ignore[attr-defined]
+        front = writer.target.parts.front  # type: ignore[attr-defined]
         forward = front.forward
 
         def slow(*arguments: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from aparte.bridge.net import BridgeNet, new_layer
+from aparte.bridge.net import BridgeNet
 from aparte.config import DEFAULT_MODEL, Cut, cache_dir
 from aparte.errors import CheckpointError, MismatchError
 from aparte.fingerprint import Fingerprint
@@ -59,7 +59,7 @@ def load_bridge(path: Path, blueprint: Blueprint, cut: Cut) -> Bridge:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         draft_ids = tensors.pop("draft_ids").long()
         layer = cut.middle(blueprint.layers).stop - 1
-        net = BridgeNet(new_layer(blueprint.config, layer), blueprint.hidden_size)
+        net = BridgeNet(blueprint.empty_layer(layer), blueprint.hidden_size)
         net.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise CheckpointError(

@@ -9,8 +9,6 @@ the bridge feeds on its own guess.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -67,13 +65,3 @@ class BridgeNet(nn.Module):
 def standardise(states: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
     """``(states - mean) / std``, limited."""
     return ((states - mean) / std).clamp(-LIMIT, LIMIT)
-
-
-def new_layer(config: Any, index: int) -> nn.Module:
-    """A decoder layer of the family of ``config``, on no device: weights are to be loaded into it."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        skeleton: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    layer: nn.Module = skeleton.get_decoder().layers[index]
-    return layer

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from aparte.config import Cut
+from aparte.model import attention
 
 
 def training_dtype(device: torch.device, width: int) -> torch.dtype:
@@ -32,41 +33,6 @@ def training_dtype(device: torch.device, width: int) -> torch.dtype:
         return best
 
     return torch.bfloat16 if seconds(torch.bfloat16) < seconds(torch.float32) else torch.float32
-
-
-_ATTENTION = "aparte-bridge"
-
-
-def _attention(
-    module: nn.Module,  # noqa: ARG001
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """``query`` ``[B, H, T, d]``, ``key`` and ``value`` ``[B, kv, S, d]``; returns ``[B, T, H, d]``.
-
-    Without a mask: one new token that sees everything, or a whole sequence of which each sees what came
-    before. In the first case the heads that share keys are laid out as rows of one query, which the CPU
-    kernel reads the cache once for, instead of once per head (28 ms against 5 ms at 128 rows of 384).
-    """
-    batch, heads, length, size = query.shape
-    if attention_mask is None and length == 1:
-        query = query.reshape(batch, key.shape[1], heads // key.shape[1], size)
-        output = nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
-        return output.reshape(batch, 1, heads, size), None
-    output = nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        is_causal=attention_mask is None,
-        scale=scaling,
-        enable_gqa=True,
-    )
-    return output.transpose(1, 2), None
 
 
 @dataclass(frozen=True)
@@ -107,9 +73,9 @@ class Teacher:
     """A Hugging Face causal model, taken apart at a cut."""
 
     def __init__(self, folder: Path, cut: Cut, device: torch.device) -> None:
-        from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-        AttentionInterface.register(_ATTENTION, _attention)
+        attention.register()
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.dtype = training_dtype(device, config.hidden_size)
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -119,7 +85,7 @@ class Teacher:
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
-            attn_implementation=_ATTENTION,
+            attn_implementation=attention.NAME,
         )
         model.eval().requires_grad_(False).to(device)
         self.config: Any = model.config

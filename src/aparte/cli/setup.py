@@ -103,7 +103,7 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
 def load_models(
     decoding: Decoding, setup: Setup, writer: Writer, quiet: bool = False
 ) -> dict[str, TreeModel | CommonTable]:
-    """The neural models that ``decoding`` drafts with, by source.
+    """What ``decoding`` drafts with and has to load first, by source.
 
     Raises :class:`UserError` if one is asked for by name that there is not; ``auto`` does without.
     """
@@ -141,8 +141,6 @@ class MissingBridgeError(UserError):
 def _load_bridge(setup: Setup, writer: Writer) -> TreeModel:
     from aparte.bridge.file import find_bridge
     from aparte.device import open_bridge
-    from aparte.model.needed import needed_by_device
-    from aparte.model.registry import resolve
 
     path = find_bridge(setup.model, setup.cut)
     if path is None:
@@ -150,8 +148,7 @@ def _load_bridge(setup: Setup, writer: Writer) -> TreeModel:
             f"There is no bridge for {setup.model} at cut {setup.cut}. Train one with `aparte bridge train "
             f"{setup.model} --cut {setup.cut}`, or use another --decode."
         )
-    wanted = needed_by_device(setup.cut) if setup.cloud is not None else None
-    return open_bridge(path, resolve(setup.model, wanted=wanted), setup.cut, setup.compute, writer)
+    return open_bridge(path, writer)
 
 
 def _relayed(stack: contextlib.ExitStack, url: str, profile: object) -> str:

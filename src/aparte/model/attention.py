@@ -25,19 +25,19 @@ def shared_heads(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """``query`` ``[1, H, n, hd]``, ``key`` and ``value`` ``[1, kv, total, hd]``; returns ``[1, n, H, hd]``.
+    """``query`` ``[B, H, n, hd]``, ``key`` and ``value`` ``[B, kv, total, hd]``; returns ``[B, n, H, hd]``.
 
-    ``attention_mask`` is bool, or added to the scores, ``[1, 1, n, total]``. What else the caller says
+    ``attention_mask`` is bool, or added to the scores, ``[B or 1, 1, n, total]``. What else the caller says
     (a sliding window) is in the mask already. Several nodes without a mask are causal, as in ``sdpa``.
     """
-    heads, nodes, size = query.shape[1:]
+    batch, heads, nodes, size = query.shape
     if nodes == 1:
         # Heads that share keys become rows of one query, for which the kernel reads the cache once.
-        grouped = query.reshape(1, key.shape[1], heads // key.shape[1], size)
+        grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], size)
         output = nn.functional.scaled_dot_product_attention(
             grouped, key, value, attn_mask=attention_mask, scale=scaling
         )
-        return output.reshape(1, 1, heads, size), None
+        return output.reshape(batch, 1, heads, size), None
     causal = attention_mask is None and bool(getattr(module, "is_causal", True))
     output = nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=True

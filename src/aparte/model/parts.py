@@ -153,12 +153,17 @@ class Blueprint:
         for done, index in enumerate(layers):
             if progress:
                 progress(label, done, len(layers))
-            layer = copy.deepcopy(self._decoder.layers[index])  # the skeleton stays as it is
+            layer = self.empty_layer(index)
             self._fill(layer, f"{self._decoder_name}.layers.{index}.")
             modules.append(layer)
         if progress:
             progress(label, len(layers), len(layers))
         return self.wrap(modules, layers.start)
+
+    def empty_layer(self, index: int) -> nn.Module:
+        """A decoder layer without weights, built as the model's number ``index``: a copy."""
+        layer: nn.Module = copy.deepcopy(self._decoder.layers[index])
+        return layer
 
     def wrap(self, modules: list[nn.Module], first_layer: int) -> Stage:
         """A stage of decoder layers that are loaded; they were built as those from ``first_layer`` on."""
@@ -192,9 +197,8 @@ class Blueprint:
         return embed, embed if tied else "lm_head.weight"
 
     def _norm(self) -> nn.Module:
-        norm: nn.Module = self._decoder.norm
-        if any(parameter.is_meta for parameter in norm.parameters()):
-            self._fill(norm, f"{self._decoder_name}.norm.")
+        norm: nn.Module = copy.deepcopy(self._decoder.norm)
+        self._fill(norm, f"{self._decoder_name}.norm.")
         return (fast_norm(norm) if self.fused else norm).eval()
 
     def _fill(self, module: nn.Module, prefix: str) -> None:

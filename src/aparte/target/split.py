@@ -37,6 +37,7 @@ class DeviceParts:
 
     def __init__(self, blueprint: Blueprint, cut: Cut, progress: Progress | None = None) -> None:
         middle = cut.middle(blueprint.layers)
+        self.blueprint = blueprint
         self.cut = cut
         self.hidden_size = blueprint.hidden_size
         self.vocab_size = blueprint.vocab_size
@@ -58,7 +59,7 @@ class SplitTarget:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``clock`` gives the seconds that steps are timed by."""
-        self._parts = parts
+        self.parts = parts
         self._link = link
         self._clock = clock
         self._codec = TensorCodec(wire, parts.hidden_size)
@@ -74,7 +75,7 @@ class SplitTarget:
     @property
     def max_context(self) -> int:
         """The smaller one of the model's context and what the cloud allows."""
-        return min(self._parts.max_context, self._link.max_context)
+        return min(self.parts.max_context, self._link.max_context)
 
     @property
     def max_nodes(self) -> int:
@@ -89,7 +90,7 @@ class SplitTarget:
 
     def submit(self, step: Step, tokens: Sequence[int], logits_from: int) -> None:
         started = self._clock()
-        hidden = self._parts.front.forward(self._front_cache, step, self._parts.embed(torch.tensor(tokens)))
+        hidden = self.parts.front.forward(self._front_cache, step, self.parts.embed(torch.tensor(tokens)))
         if self._states is not None:
             self._states.put_front(step, hidden)
         computed = self._clock()
@@ -115,8 +116,8 @@ class SplitTarget:
         decoded = self._clock()
         if self._states is not None:
             self._states.put_middle(pending.step, hidden)
-        output = self._parts.back.forward(self._back_cache, pending.step, hidden)
-        logits = self._parts.head(output[pending.logits_from :])
+        output = self.parts.back.forward(self._back_cache, pending.step, hidden)
+        logits = self.parts.head(output[pending.logits_from :])
         ended = self._clock()
         return Evaluation(
             logits,
@@ -161,7 +162,7 @@ class SplitTarget:
     def keep_states(self) -> StateStore:
         """From now on keep the hidden states that pass by, for a drafter that starts from them."""
         if self._states is None:
-            self._states = StateStore(self._parts.hidden_size, self._parts.precision)
+            self._states = StateStore(self.parts.hidden_size, self.parts.precision)
         return self._states
 
     @property
@@ -174,11 +175,11 @@ class SplitTarget:
 
         The slots have to be above everything under way; the next step that is submitted forgets them.
         """
-        return self._parts.front.forward(self._front_cache, step, self._parts.embed(torch.tensor(tokens)))
+        return self.parts.front.forward(self._front_cache, step, self.parts.embed(torch.tensor(tokens)))
 
     def draft_back(self, step: Step, middle: torch.Tensor) -> torch.Tensor:
         """The back's output ``[n, D]``, before the head, for such nodes, from a guess of the middle's."""
-        return self._parts.back.forward(self._back_cache, step, middle)
+        return self.parts.back.forward(self._back_cache, step, middle)
 
     def reset(self) -> None:
         self._link.close()
@@ -190,5 +191,5 @@ class SplitTarget:
     def _forget(self) -> None:
         self._pending.clear()
         self._stale.clear()
-        self._front_cache = self._parts.front.new_cache()
-        self._back_cache = self._parts.back.new_cache()
+        self._front_cache = self.parts.front.new_cache()
+        self._back_cache = self.parts.back.new_cache()
