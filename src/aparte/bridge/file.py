@@ -97,5 +97,7 @@ def find_bridge(name: str, cut: Cut) -> Path | None:
 
 def bridge_path(name: str, cut: Cut) -> Path:
     """Where ``aparte bridge train`` puts the bridge of model ``name``: in the cache folder."""
+    place = Path(name).expanduser()
+    name = str(place.resolve()) if place.exists() else name  # the same one from every folder
     plain = "".join(char if char.isalnum() or char in "-." else "_" for char in name)
     return cache_dir() / "bridges" / f"{plain}-{cut.front}-{cut.back}.safetensors"

@@ -145,15 +145,9 @@ class Trainer:
     def run(self, report: Callable[[Report], None], every: int = 50) -> None:
         """Train to the end; ``report`` is called every so many steps, after saving a checkpoint."""
         self._resume()
-        started, losses = time.perf_counter(), [0.0]
+        started, losses = time.perf_counter(), list[float]()
         generator = torch.Generator()
         while self._step < self._recipe.steps:
-            if self._step % every == 0 and self._step:
-                self.save()
-                top1, mat = self.evaluate()
-                mean = sum(losses) / len(losses)
-                report(Report(self._step, self._recipe.steps, mean, top1, mat, time.perf_counter() - started))
-                losses = []
             per_epoch = len(self._data) // self._recipe.rows
             epoch, index = divmod(self._step, per_epoch)
             order = torch.randperm(
@@ -162,10 +156,12 @@ class Trainer:
             rows = order[index * self._recipe.rows : (index + 1) * self._recipe.rows].tolist()
             losses.append(self._train(self._data.batch(rows)))
             self._step += 1
-        self.save()
-        top1, mat = self.evaluate()
-        mean = sum(losses) / max(1, len(losses))
-        report(Report(self._step, self._recipe.steps, mean, top1, mat, time.perf_counter() - started))
+            if self._step % every == 0 or self._step == self._recipe.steps:
+                self.save()
+                top1, mat = self.evaluate()
+                loss, seconds = sum(losses) / len(losses), time.perf_counter() - started
+                report(Report(self._step, self._recipe.steps, loss, top1, mat, seconds))
+                losses = []
 
     def _train(self, batch: Shard) -> float:
         rate = self._recipe.rate(self._step)

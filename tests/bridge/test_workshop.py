@@ -1,0 +1,82 @@
+"""``aparte bridge train`` from beginning to end, and what the other commands make of its bridge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aparte.bridge.file import bridge_path
+from aparte.bridge.train import Trainer
+from aparte.cli.setup import Setup, connect, load_models
+from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding
+from bridge.conftest import CUT
+from cli.command import Command
+
+FEW = ("--tokens", 1000, "--steps", 2)
+EXACT = ("--dtype", "float32", "--wire", "float32", "--max-new-tokens", 24, "--json")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("APARTE_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_trained_bridge_is_found_and_changes_no_text(aparte: Command, llama_folder: Path) -> None:
+    trained = aparte("bridge", "train", llama_folder, *FEW, "--json")
+    assert trained.code == 0, trained.err
+    path = Path(trained.json["bridge"])
+    assert path == bridge_path(str(llama_folder), CUT)
+    assert [line["step"] for line in trained.json["reports"]] == [2]
+    assert trained.json["reports"][0]["loss"] > 0
+    assert not (path.parent / "work" / path.stem).exists()  # cleared up
+
+    base = ("generate", llama_folder, "the cat and the dog", *EXACT)
+    expected = aparte(*base, "--decode", "sequential").json["token_ids"]
+    for mode in ("bridge", "auto"):
+        assert aparte(*base, "--decode", mode).json["token_ids"] == expected
+    setup = Setup(str(llama_folder), CUT, Compute("float32"))
+    with connect(setup, quiet=True) as writer:
+        assert set(load_models(Decoding(), setup, writer)) == {"bridge"}
+
+    path.write_bytes(b"broken")  # `auto` does without and says so; by name it is an error
+    result = aparte("generate", llama_folder, "the cat and the dog", *EXACT, "--decode", "auto")
+    assert result.json["token_ids"] == expected
+    assert "Drafting without a bridge." in result.err
+    assert aparte(*base, "--decode", "bridge").code == 2
+
+
+def test_an_interrupted_run_goes_on_and_keeps_what_is_asked_to_be_kept(
+    aparte: Command, llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, out = tmp_path / "work", tmp_path / "out.safetensors"
+    command = ("bridge", "train", llama_folder, *FEW, "--work", work, "--out", out, "--keep")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "run", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert aparte(*command).code == 130
+    shards = {path: path.stat().st_mtime_ns for path in (work / "conversations").iterdir()}
+    assert shards
+    other = aparte(*command, "--seed", 5)
+    assert other.code == 2
+    assert "other settings" in other.err
+    assert aparte(*command).code == 0
+    assert out.exists()
+    assert {path: path.stat().st_mtime_ns for path in (work / "conversations").iterdir()} == shards
+
+
+def test_no_bridge_is_an_error_by_name_only(aparte: Command, llama_folder: Path) -> None:
+    base = ("generate", llama_folder, "the cat", *EXACT)
+    assert aparte(*base, "--decode", "auto").code == 0
+    result = aparte(*base, "--decode", "bridge")
+    assert result.code == 2
+    assert "aparte bridge train" in result.err
+
+
+@pytest.mark.model
+def test_the_default_model_drafts_with_what_ships(default_model: Path) -> None:
+    setup = Setup(str(DEFAULT_MODEL), Cut(), Compute())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("APARTE_CACHE", str(default_model.parent.parent))
+        with connect(setup, quiet=True) as writer:
+            assert set(load_models(Decoding(), setup, writer)) == {"common", "bridge"}
+            assert not load_models(Decoding("sequential"), setup, writer)
