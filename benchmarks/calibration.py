@@ -46,15 +46,13 @@ def main() -> None:
             drafter = make_drafter(DECODING, models=models)
             assert isinstance(drafter, Merged)
             drafter.calibration = Calibration(start={}, fade=1.0)
-            _, pieces = writer.write(
+            writer.complete(
                 writer.codec.encode_chat([{"role": "user", "content": prompt}]),
                 drafter,
                 sampling=Sampling(),
                 decoding=DECODING,
                 stopping=Stopping(max_new_tokens=128),
             )
-            for _ in pieces:
-                pass
             for kind, (trials, hits) in drafter.calibration.counts.items():
                 totals[kind] = (totals[kind][0] + trials, totals[kind][1] + hits)
     rows = [

@@ -68,16 +68,13 @@ def measure() -> list[dict[str, object]]:
 def write(writer: Writer, setup: Setup, prompt: list[int], decoding: Decoding) -> Answer:
     """One greedy answer that pays for its own prompt and starts with nothing learned."""
     writer.forget()
-    answer, pieces = writer.write(
+    return writer.complete(
         prompt,
         make_drafter(decoding, models=load_models(decoding, setup, writer, quiet=True)),
         sampling=Sampling(),
         decoding=decoding,
         stopping=Stopping(max_new_tokens=NEW_TOKENS),
     )
-    for _ in pieces:
-        pass
-    return answer
 
 
 def main() -> None:

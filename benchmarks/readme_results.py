@@ -79,16 +79,13 @@ def measure() -> str:
 def write(writer: Writer, setup: Setup, tokens: list[int], decoding: Decoding) -> Answer:
     """One greedy answer that pays for its own prompt."""
     writer.forget()
-    answer, pieces = writer.write(
+    return writer.complete(
         tokens,
         make_drafter(decoding, models=load_models(decoding, setup, writer, quiet=True)),
         sampling=Sampling(),
         decoding=decoding,
         stopping=Stopping(max_new_tokens=NEW_TOKENS),
     )
-    for _ in pieces:
-        pass
-    return answer
 
 
 def row(name: str, mode: str, answer: Answer, sequential: Answer, unsplit: list[int]) -> str:

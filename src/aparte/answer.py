@@ -162,6 +162,21 @@ class Writer:
         )
         return answer, self._pieces(answer, job, drafter, stopping, on_prefill)
 
+    def complete(
+        self,
+        prompt: Sequence[int],
+        drafter: Drafter,
+        *,
+        sampling: Sampling,
+        decoding: Decoding,
+        stopping: Stopping,
+    ) -> Answer:
+        """The whole answer at once."""
+        answer, pieces = self.write(prompt, drafter, sampling=sampling, decoding=decoding, stopping=stopping)
+        for _ in pieces:
+            pass
+        return answer
+
     def _pieces(
         self,
         answer: Answer,

@@ -166,16 +166,13 @@ def _write(
     decoding = _decoding(budget)
     prompt = writer.codec.encode_chat([{"role": "user", "content": question.turns[0]}])
     prompt = prompt[-(writer.target.max_context - options.max_new_tokens) :]
-    answer, pieces = writer.write(
+    return writer.complete(
         prompt,
         make_drafter(decoding, models=options.models, clock=link.clock),
         sampling=options.sampling,
         decoding=decoding,
         stopping=Stopping(max_new_tokens=max_new_tokens or options.max_new_tokens),
     )
-    for _ in pieces:
-        pass
-    return answer
 
 
 def _decoding(budget: str) -> Decoding:

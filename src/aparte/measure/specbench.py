@@ -147,15 +147,13 @@ def _answer(
         messages.append({"role": "user", "content": turn})
         prompt = writer.codec.encode_chat(messages)
         prompt = prompt[-(writer.target.max_context - options.max_new_tokens) :]
-        answer, pieces = writer.write(
+        answer = writer.complete(
             prompt,
             drafter,
             sampling=options.sampling,
             decoding=decoding,
             stopping=Stopping(max_new_tokens=options.max_new_tokens),
         )
-        for _ in pieces:
-            pass
         messages.append({"role": "assistant", "content": answer.text})
         answers.append(answer)
     return answers

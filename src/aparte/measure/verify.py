@@ -123,15 +123,13 @@ def write_split(
 ) -> Written:
     """Greedy continuation by the split model; ``models`` are the neural ones that ``decoding`` needs."""
     recorder = _Recorder(make_drafter(decoding, models=models))
-    answer, pieces = writer.write(
+    answer = writer.complete(
         prompt,
         recorder,
         sampling=Sampling(),
         decoding=decoding,
         stopping=Stopping(max_new_tokens=max_new_tokens),
     )
-    for _ in pieces:
-        pass
     return Written(answer.token_ids, torch.cat(recorder.rows)[: len(answer.token_ids)])
 
 

@@ -9,10 +9,9 @@ way down when the next step came.
 from __future__ import annotations
 
 from aparte.speculate.budget import StepCost
+from aparte.speculate.pace import FADE, FadingMean
 from aparte.target.base import Timing
 
-#: Weight of what was seen before, per further step.
-FADE = 0.9
 #: What is gained has to exceed this share of a step's time: estimates are not that good.
 MARGIN = 0.05
 #: Predictions count as if so many had been right and made before.
@@ -28,16 +27,10 @@ class SendAhead:
 
     def __init__(self) -> None:
         self._wire = StepCost()  # the network's time by nodes: latency and transfer
-        self._weight = 0.0
-        self._device_ms = 0.0
-        self._cloud_ms = 0.0
+        self._device_ms = FadingMean()
+        self._cloud_ms = FadingMean()
         self._predicted = 0.0
         self._came_true = 0.0
-
-    @property
-    def known(self) -> bool:
-        """False until a step was seen."""
-        return self._wire.known
 
     def likely(self, probability: float) -> float:
         """``probability``, corrected by how often such predictions came true."""
@@ -49,10 +42,10 @@ class SendAhead:
 
         Compares the expected gain, in milliseconds, with the expected loss.
         """
-        if not self.known:
+        device_ms, cloud_ms = self._device_ms.mean, self._cloud_ms.mean
+        if device_ms is None or cloud_ms is None:
             return False
         latency_ms = self._wire.expect_ms(0)
-        device_ms, cloud_ms = self._device_ms / self._weight, self._cloud_ms / self._weight
         if (in_flight - 1) * (device_ms + cloud_ms) > latency_ms:
             return False  # both sides have enough to do until the next result
         transfer_ms = self._wire.ms_per_node * nodes
@@ -63,9 +56,8 @@ class SendAhead:
     def observe(self, nodes: int, draft_ms: float, timing: Timing) -> None:
         """What a step of ``nodes`` nodes took that was sent with nothing else under way."""
         self._wire.observe(nodes, timing.rtt_ms)
-        self._weight = FADE * self._weight + 1
-        self._device_ms = FADE * self._device_ms + draft_ms + timing.device_ms + timing.codec_ms
-        self._cloud_ms = FADE * self._cloud_ms + timing.cloud_ms
+        self._device_ms.add(draft_ms + timing.device_ms + timing.codec_ms)
+        self._cloud_ms.add(timing.cloud_ms)
 
     def saw(self, probability: float, came_true: bool) -> None:
         """Whether something came true that was predicted with ``probability``."""
