@@ -13,6 +13,7 @@ from aparte.bridge.corpus import Shard, write_corpus, write_shard
 from aparte.bridge.teacher import Teacher
 from aparte.bridge.template import read_template
 from aparte.errors import UserError
+from aparte.text.tokenizer import Codec
 from bridge.conftest import CUT
 from tiny import save_tiny, tiny_tokenizer
 
@@ -30,7 +31,7 @@ def test_states_are_those_of_the_model_in_one_piece(
 
 
 def test_every_row_is_a_conversation_of_the_template(shard: Shard, llama_folder: Path) -> None:
-    template, tokenizer = read_template(llama_folder)
+    template, tokenizer = read_template(Codec(llama_folder)), tiny_tokenizer()
     for tokens, answer in zip(shard.tokens.tolist(), shard.answer.tolist(), strict=True):
         assert tuple(tokens[: len(template.start)]) == template.start
         text = tokenizer.decode(tokens)
@@ -85,4 +86,4 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     with pytest.raises(UserError, match="instruction-tuned"):
-        read_template(folder)
+        read_template(Codec(folder))

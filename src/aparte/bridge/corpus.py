@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from aparte.bridge.openers import OPENERS
 from aparte.bridge.teacher import RowsCache, Teacher
 from aparte.bridge.template import Template, read_template
+from aparte.text.tokenizer import Codec
 
 Progress = Callable[[str, int, int], None]
 
@@ -100,7 +101,8 @@ def write_shard(
     teacher: Teacher, folder: Path, rows: int, length: int, seed: int, progress: Progress | None = None
 ) -> Shard:
     """Let the model write ``rows`` conversations of ``length`` tokens."""
-    template, tokenizer = read_template(folder)
+    codec = Codec(folder)
+    template = read_template(codec)
     chance = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
 
@@ -108,7 +110,7 @@ def write_shard(
         """Half of the questions begin with words of ours, for variety; the others are the model's alone."""
         if chance.random() < 0.5:
             return []
-        return list(tokenizer(chance.choice(OPENERS), add_special_tokens=False)["input_ids"])
+        return codec.encode_piece(chance.choice(OPENERS))
 
     conversations = [_Row(template, opener, row % 2 == 0, length) for row in range(rows)]
     width = teacher.config.hidden_size

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from aparte.errors import UserError
+from aparte.text.tokenizer import Codec
 
 _MARK = "aparte-turn-{}-marker"
 
@@ -28,27 +27,20 @@ class Template:
         return frozenset([self.to_answer[0], self.to_user[0]])
 
 
-def read_template(folder: Path) -> tuple[Template, Any]:
-    """The template of the model in ``folder``, and its tokenizer.
-
-    Raises :class:`UserError` if the model has none, or one whose pieces can't be told apart.
-    """
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if not tokenizer.chat_template:
+def read_template(codec: Codec) -> Template:
+    """Raises :class:`UserError` if there is none, or one whose pieces can't be told apart."""
+    if not codec.has_chat_template:
         raise UserError(
             "This model has no chat template, and a bridge is trained on conversations that the model writes "
             "with itself. Use the instruction-tuned version of the model."
         )
     first, second, third = (_MARK.format(number) for number in range(3))
-    text = tokenizer.apply_chat_template(
+    text = codec.render(
         [
             {"role": "user", "content": first},
             {"role": "assistant", "content": second},
             {"role": "user", "content": third},
-        ],
-        tokenize=False,
+        ]
     )
     try:
         start, rest = text.split(first)
@@ -58,11 +50,7 @@ def read_template(folder: Path) -> tuple[Template, Any]:
         raise UserError(
             "The model's chat template changes or repeats what is said; it can't be used."
         ) from None
-
-    def ids(piece: str) -> tuple[int, ...]:
-        return tuple(tokenizer(piece, add_special_tokens=False)["input_ids"])
-
-    template = Template(ids(start), ids(to_answer), ids(to_user))
-    if not (template.to_answer and template.to_user):
+    pieces = [tuple(codec.encode_piece(piece)) for piece in (start, to_answer, to_user)]
+    if not all(pieces[1:]):
         raise UserError("The model's chat template has no words between turns; it can't be used.")
-    return template, tokenizer
+    return Template(*pieces)

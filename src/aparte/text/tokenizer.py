@@ -48,6 +48,15 @@ class Codec:
         """Token ids of plain text, with the special tokens that the tokenizer itself adds."""
         return [int(token) for token in self._tokenizer(text)["input_ids"]]
 
+    def encode_piece(self, text: str) -> list[int]:
+        """Token ids of a piece out of a longer text: nothing is added."""
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """A conversation as its template spells it."""
+        text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
+        return text
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins."""
         if not self.has_chat_template:
