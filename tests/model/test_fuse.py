@@ -11,6 +11,7 @@ from torch import nn
 
 from aparte.config import Compute
 from aparte.model.fuse import FastNorm, FusedGated, Part, Together, fast_norm, fuse
+from aparte.model.layer import FastLayer
 from aparte.model.linear import PackedLinear, pack_linears, packed_available
 from aparte.model.parts import Blueprint
 from aparte.model.stage import Stage
@@ -61,10 +62,16 @@ def test_fast_and_simple_agree(tiny_folders: dict[str, Path], name: str, compute
     norms = 6 * (4 if name == "qwen3" else 2)
     assert (count(fast, FastNorm), count(simple, FastNorm)) == (norms, 0)
     joined = 6 if compute is PACKED else 0
-    assert (count(fast, Part), count(fast, FusedGated)) == (3 * joined, joined)
-    assert (count(simple, Part), count(simple, FusedGated)) == (0, 0)
-    implementations = {layer.self_attn.config._attn_implementation for layer in fast._layers}  # type: ignore[union-attr]
-    assert implementations == {"aparte"}
+    whole = joined if name != "qwen3" else 0  # which norms queries and keys
+    assert count(fast, FastLayer) == whole
+    assert (count(fast, Part), count(fast, FusedGated)) == (3 * (joined - whole), joined)
+    assert (count(simple, Part), count(simple, FusedGated), count(simple, FastLayer)) == (0, 0, 0)
+    implementations = {
+        layer.self_attn.config._attn_implementation  # type: ignore[union-attr]
+        for layer in fast._layers
+        if not isinstance(layer, FastLayer)
+    }
+    assert implementations == (set() if whole else {"aparte"})
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -221,3 +221,53 @@ def test_combinations_and_limits() -> None:
     assert Decoding("auto").node_limit == 32
     assert not Decoding("auto", max_nodes=8).automatic
     assert Decoding("lookahead").node_limit == 12
+
+
+class Fixed:
+    """Names ``tokens`` one after the other, each with ``chance``; keeps what it was told to have gained."""
+
+    def __init__(self, name: str, tokens: Sequence[int], chance: float) -> None:
+        self.name, self.tokens, self.chance = name, tokens, chance
+        self.gained: list[int | None] = []
+
+    def start(self, context: Sequence[int]) -> int:
+        return 0
+
+    def candidates(self, place: int) -> list[Candidate]:
+        if place >= len(self.tokens):
+            return []
+        return [Candidate(self.tokens[place], (self.name,), self.chance)]
+
+    def advance(self, place: int, token: int) -> int:
+        return place + 1 if place < len(self.tokens) and token == self.tokens[place] else len(self.tokens)
+
+    def learn(self, context: Sequence[int], outcome: Outcome) -> None:
+        self.gained.append(outcome.gained)
+
+
+@pytest.mark.parametrize(
+    ("other", "chance", "gained"),
+    [
+        ((1, 2, 3, 4), 0.9, 0),  # would have brought all of it
+        ((1, 2), 0.9, 2),  # the first two
+        ((), 0.9, 4),  # nothing
+        ((1, 2, 3, 4), 0.3, 4),  # it named them, but not so that they would have been sent
+    ],
+)
+def test_a_source_gains_what_the_others_would_not_have_brought(
+    other: tuple[int, ...], chance: float, gained: int
+) -> None:
+    first, second = Fixed("first", (1, 2, 3, 4), 0.9), Fixed("second", other, chance)
+    drafter = Merged([first, second])
+    drafter.calibration = Calibration(start={})
+    tree = drafter.propose([9], 4)
+    drafter.observe(outcome(tree, (1, 2, 3, 4, 5)))
+    assert first.gained == [gained]
+    assert second.gained == [0]
+
+
+def test_nothing_is_gained_without_an_accepted_node() -> None:
+    source = Fixed("only", (1, 2), 0.9)
+    drafter = Merged([source])
+    drafter.observe(outcome(drafter.propose([9], 4), (7, 7, 7)))
+    assert source.gained == [0]

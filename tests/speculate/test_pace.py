@@ -21,7 +21,13 @@ class Clock:
 
 
 def paced(
-    step_ms: float, tokens: int, level_ms: float, draft_ms: float, foreseen: int, hits: bool = True
+    step_ms: float,
+    tokens: int,
+    level_ms: float,
+    draft_ms: float,
+    foreseen: int,
+    hits: bool = True,
+    gained: int | None = None,
 ) -> Pace:
     """After a long time of equal steps."""
     clock = Clock()
@@ -35,7 +41,7 @@ def paced(
             clock.wait(level_ms)
         clock.wait(step_ms - draft_ms - level_ms)
         pace.step(length, tokens)
-        pace.foreseen(foreseen)
+        pace.foreseen(foreseen, foreseen if gained is None else gained)
         pace.best_guess(hits)
         length += tokens
     return pace
@@ -63,6 +69,18 @@ def test_the_pace_is_tokens_over_time() -> None:
 def test_a_level_pays_if_it_brings_more_than_the_same_time_otherwise(chance: float) -> None:
     pace = paced(step_ms=100, tokens=3, level_ms=10, draft_ms=20, foreseen=2)
     assert pace.is_worth_a_level(chance) == (chance * (4 * FIRST_HIT_RATE + 10) / 14 > 0.3)
+
+
+def test_a_level_that_others_would_have_brought_too_counts_for_less() -> None:
+    shared = paced(100, 4, 5, 20, foreseen=4, gained=1)
+    assert shared.is_worth_a_level(0.9)
+    assert not shared.is_worth_a_level(0.5)
+    assert paced(100, 4, 5, 20, foreseen=4, gained=4).is_worth_a_level(0.5)
+
+
+def test_drafting_that_brings_what_others_bring_too_does_not_pay() -> None:
+    assert not paced(100, 4, 5, 20, foreseen=3, gained=0).is_worth_drafting()
+    assert paced(100, 4, 5, 20, foreseen=3, gained=3).is_worth_drafting()
 
 
 def test_a_level_below_guesses_that_are_never_right_does_not_pay() -> None:

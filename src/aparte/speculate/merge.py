@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aparte.speculate.calibration import Calibration
@@ -78,6 +78,7 @@ class Merged:
         size = len(outcome.context) or max(self._proposals)
         proposal = self._proposals.pop(size)
         self._proposals = {longer: one for longer, one in self._proposals.items() if longer > size}
+        gains = self._gains(proposal, outcome)
         # The loop may have cut the tree, so the path is followed by its tokens, not by node numbers.
         node = BELOW_ROOT
         for depth, choice in enumerate(outcome.accepted.tokens):
@@ -86,8 +87,43 @@ class Merged:
                     if depth >= outcome.known:  # what came out before was counted then
                         self.calibration.record(candidate, candidate.token == choice)
             node = proposal.children.get((node, choice), len(proposal.said))
-        for source in self._sources:
-            source.learn(proposal.context, outcome)
+        for source, gained in zip(self._sources, gains, strict=True):
+            source.learn(proposal.context, replace(outcome, gained=gained))
+
+    def _gains(self, proposal: _Proposal, outcome: Outcome) -> list[int]:
+        """For each source, how many tokens of the accepted path the others would not have brought.
+
+        They would have brought a node if their estimates alone had given it a place in the tree that was
+        sent.
+        """
+        floor = min(outcome.tree.probabilities, default=1.0)
+        length = len(outcome.accepted.path)
+        chances = [1.0] * len(self._sources)
+        gains = [0] * len(self._sources)
+        node = BELOW_ROOT
+        for depth, token in enumerate(outcome.accepted.tokens[:length]):
+            said = proposal.said.get(node)
+            if said is None:
+                break
+            best = [
+                max(
+                    (self.calibration.probability(one) for one in candidates if one.token == token),
+                    default=0.0,
+                )
+                for candidates in said
+            ]
+            for index in range(len(best)):
+                chances[index] *= max((*best[:index], *best[index + 1 :]), default=0.0)
+                if chances[index] < floor and not gains[index]:
+                    gains[index] = length - max(depth, outcome.known)
+            node = proposal.children.get((node, token), len(proposal.said))
+        return gains
+
+    def _chance(self, candidates: list[Candidate], token: int) -> float:
+        """What one source's candidates give ``token``."""
+        return max(
+            (self.calibration.probability(one) for one in candidates if one.token == token), default=0.0
+        )
 
     def _ask(self, proposal: _Proposal, node: int, places: list[Any]) -> dict[int, float]:
         """Every source's candidates below ``node``; of two estimates for one token the larger counts."""

@@ -151,7 +151,8 @@ class Neural:
             foreseen += any(candidate.token == choice for candidate in said)
             node = None if node is None else draft.nodes.get((node, choice))
         # The target's own token comes without a drafter too, and so does what was not sent.
-        self.pace.foreseen(max(0, min(foreseen, len(outcome.accepted.path)) - outcome.known))
+        foreseen = max(0, min(foreseen, len(outcome.accepted.path)) - outcome.known)
+        self.pace.foreseen(foreseen, foreseen if outcome.gained is None else min(foreseen, outcome.gained))
 
     def _grow(self, draft: _Draft, context: Sequence[int]) -> None:
         first = self._model.begin(context)

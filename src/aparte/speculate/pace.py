@@ -18,6 +18,8 @@ FIRST_GAIN = 0.1
 #: Chance that a model's best guess is right, before there is experience, and what that counts for.
 FIRST_HIT_RATE = 0.6
 FIRST_WEIGHT = 4.0
+#: Share of what it foresees that no other source does, likewise.
+FIRST_OWN_SHARE = 0.5
 #: A model that does not pay is tried again after so many steps, then for so many.
 REST = 24
 TRIAL = 3
@@ -63,6 +65,7 @@ class Pace:
         self._level_ms = FadingMean()
         self._draft_ms = FadingMean()
         self._foreseen = FadingMean()
+        self._gained = FadingMean()
         self._hits = FadingMean()
         self._last_step: tuple[float, int] | None = None  # when, and the length of the next context
         self._last_length: int | None = None  # of the context drafted for last, None after a rest
@@ -88,9 +91,10 @@ class Pace:
         """Whether a best guess on the accepted path was right."""
         self._hits.add(hit)
 
-    def foreseen(self, tokens: int) -> None:
-        """So many tokens of a step had been guessed."""
+    def foreseen(self, tokens: int, gained: int) -> None:
+        """So many accepted tokens of a step had been guessed; ``gained`` of them by nobody else."""
         self._foreseen.add(tokens)
+        self._gained.add(gained)
 
     @contextlib.contextmanager
     def level(self) -> Iterator[None]:
@@ -114,7 +118,12 @@ class Pace:
         rate, cost_ms = self.tokens_per_ms, self._level_ms.mean
         if rate is None or cost_ms is None:
             return gain >= FIRST_GAIN
-        return gain > cost_ms * rate
+        return gain * self._own_share() > cost_ms * rate
+
+    def _own_share(self) -> float:
+        """The share of what this model foresees that no other source does."""
+        gained = self._gained.mean_from(FIRST_OWN_SHARE, FIRST_WEIGHT)
+        return min(1.0, gained / max(1e-6, self._foreseen.mean_from(1.0, FIRST_WEIGHT)))
 
     def is_worth_drafting(self) -> bool:
         """Whether to ask the model at all for this step. Counts the steps, so ask once per step."""
@@ -126,7 +135,7 @@ class Pace:
         if self._trying:
             self._trying -= 1
             return True
-        rate, cost_ms, gain = self.tokens_per_ms, self._draft_ms.mean, self._foreseen.mean
+        rate, cost_ms, gain = self.tokens_per_ms, self._draft_ms.mean, self._gained.mean
         if rate is None or cost_ms is None or gain is None or gain > cost_ms * rate:
             return True
         self._resting, self._last_length = REST, None
