@@ -108,5 +108,8 @@ def budget(
         *budget_report.cells(report),
     )
     note(f"Link {LABEL}.")
-    note(f"Measured once per question, not once per link: budget {', '.join(chosen.replayed)}.")
+    note(
+        f"Measured once per question, not once per link: budget {', '.join(chosen.replayed)}; the others but "
+        "the automatic one once per question and round trip."
+    )
     note(f"Same text under all budgets: {'yes' if report['identical'] else 'no'}")

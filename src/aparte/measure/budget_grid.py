@@ -31,7 +31,8 @@ AUTOMATIC = "automatic"
 BUDGETS = (*FIXED, AUTOMATIC)
 #: Tokens that are written on each question before anything is measured.
 WARM_UP_TOKENS = 12
-LINKS = tuple(WanProfile(rtt_ms=rtt, mbps=mbps) for rtt in (5, 20, 80, 150) for mbps in (20, 100, 1000))
+#: The first bandwidth of each round trip is the one that other bandwidths are replayed from.
+LINKS = tuple(WanProfile(rtt_ms=rtt, mbps=mbps) for rtt in (5, 20, 80, 150) for mbps in (100, 20, 1000))
 
 
 def parse_links(text: str | None) -> tuple[WanProfile, ...]:
@@ -59,12 +60,19 @@ class Options:
 
     @property
     def replayed(self) -> tuple[str, ...]:
-        """Budgets whose trees don't depend on the link: measured once per question.
-
-        A neural source drafts as deep as pays on a link, and so does the automatic budget.
-        """
+        """Budgets whose trees are the same on every link: measured once per question."""
         neural = any(not isinstance(model, CommonTable) for model in self.models.values())
         return ("0",) if neural else FIXED
+
+    def replayed_after(self, last: WanProfile | None, profile: WanProfile) -> tuple[str, ...]:
+        """Budgets whose runs on the link ``last`` stand for ``profile`` too, with its times for the network.
+
+        A neural source drafts as deep as pays, which depends on the time of a step, and that on little
+        but the round trip. So with one fixed budgets are measured once per question and round trip.
+        """
+        if last is None:
+            return ()
+        return FIXED if last.rtt_ms == profile.rtt_ms else self.replayed
 
 
 @dataclass(frozen=True)
@@ -122,8 +130,10 @@ def run(
     learned = {profile: NodeBudget() for profile in links}
     number = 0
     for question in questions:
-        ready, replay = False, dict[str, Run]()
+        ready, measured, last = False, dict[str, Run](), None
         for profile in links:
+            replay = {budget: measured[budget] for budget in options.replayed_after(last, profile)}
+            last = profile
             if progress:
                 progress(number, len(questions) * len(links))
             row = known.get((question.id, profile.rtt_ms, profile.mbps))
@@ -147,7 +157,7 @@ def run(
                     "identical": len({one.digest for one in runs.values()}) == 1,
                     "runs": {budget: asdict(runs[budget]) for budget in BUDGETS},
                 }
-            replay |= {budget: Run(**row["runs"][budget]) for budget in options.replayed}
+            measured = {budget: Run(**row["runs"][budget]) for budget in BUDGETS}
             number += 1
             yield row
     if progress:
