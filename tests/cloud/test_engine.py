@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from aparte.cloud.engine import Engine, LimitError, MiddleSession
+from aparte.cloud.batch import run_alone
+from aparte.cloud.engine import Engine
 from aparte.cloud.load import load_engine
+from aparte.cloud.sessions import LimitError, Session
 from aparte.config import Cut, ServerLimits
 from aparte.errors import FrameError, SlotError, UserError, WireOverflowError
 from aparte.model.parts import Blueprint
@@ -29,12 +31,12 @@ def engine(llama_folder: Path) -> Engine:
 
 
 @pytest.fixture
-def session(engine: Engine) -> MiddleSession:
+def session(engine: Engine) -> Session:
     return engine.open("float32")
 
 
-def run(session: MiddleSession, step: Step, payload: bytes | None = None) -> torch.Tensor:
-    computed = session.run(step, random_payload(len(step), step.base) if payload is None else payload)
+def run(session: Session, step: Step, payload: bytes | None = None) -> torch.Tensor:
+    computed = run_alone(session, step, random_payload(len(step), step.base) if payload is None else payload)
     return torch.frombuffer(bytearray(computed.payload), dtype=torch.float32).view(len(step), WIDTH)
 
 
@@ -47,37 +49,37 @@ def links(tip: int, base: int, count: int) -> Step:
     return Step(1, 0, tip, base, chain_parents(tip, base, count))
 
 
-def test_a_step_is_answered_with_one_row_per_node_and_its_time(session: MiddleSession) -> None:
-    computed = session.run(links(ROOT, 0, 3), random_payload(3, 0))
+def test_a_step_is_answered_with_one_row_per_node_and_its_time(session: Session) -> None:
+    computed = run_alone(session, links(ROOT, 0, 3), random_payload(3, 0))
     assert len(computed.payload) == 3 * WIDTH * 4
     assert computed.compute_ms > 0
 
 
-def test_a_step_means_the_same_when_it_is_repeated(session: MiddleSession) -> None:
+def test_a_step_means_the_same_when_it_is_repeated(session: Session) -> None:
     run(session, links(ROOT, 0, 4))
     once = run(session, links(3, 4, 2))
     assert torch.equal(run(session, links(3, 4, 2)), once)
 
 
-def test_a_step_with_too_many_nodes_is_refused(session: MiddleSession) -> None:
+def test_a_step_with_too_many_nodes_is_refused(session: Session) -> None:
     run(session, links(ROOT, 0, 8))
     with pytest.raises(LimitError, match="9 nodes; this server takes 8"):
         run(session, links(7, 8, 9))
 
 
-def test_too_many_uncommitted_nodes_are_refused(session: MiddleSession) -> None:
+def test_too_many_uncommitted_nodes_are_refused(session: Session) -> None:
     for base in (0, 8):
         run(session, Step(1, 0, ROOT, base, chain_parents(base - 1, base, 8)))
     with pytest.raises(LimitError, match="24 nodes uncommitted; this server takes 20"):
         run(session, Step(1, 0, ROOT, 16, chain_parents(15, 16, 8)))
 
 
-def test_committing_makes_room_for_more(session: MiddleSession) -> None:
+def test_committing_makes_room_for_more(session: Session) -> None:
     for base in range(0, 200, 8):
         run(session, links(base - 1, base, 8))
 
 
-def test_a_rollback_that_keeps_what_it_unrolls_counts_as_uncommitted(session: MiddleSession) -> None:
+def test_a_rollback_that_keeps_what_it_unrolls_counts_as_uncommitted(session: Session) -> None:
     """The mask among uncommitted nodes is quadratic, however they came to be uncommitted."""
     for base in range(0, 64, 8):
         run(session, links(base - 1, base, 8))
@@ -86,7 +88,7 @@ def test_a_rollback_that_keeps_what_it_unrolls_counts_as_uncommitted(session: Mi
     run(session, links(ROOT, 0, 1))  # one that forgets it is fine
 
 
-def test_slots_far_away_cost_nothing(session: MiddleSession) -> None:
+def test_slots_far_away_cost_nothing(session: Session) -> None:
     with pytest.raises(LimitError):
         run(session, Step(1, 0, ROOT, 2**52, (ROOT,)))
     with pytest.raises(SlotError, match="does not hold"):
@@ -95,19 +97,19 @@ def test_slots_far_away_cost_nothing(session: MiddleSession) -> None:
 
 
 @pytest.mark.parametrize("difference", [-WIDTH * 4, -1, 1, WIDTH * 4])
-def test_a_payload_that_does_not_fit_is_refused(session: MiddleSession, difference: int) -> None:
+def test_a_payload_that_does_not_fit_is_refused(session: Session, difference: int) -> None:
     with pytest.raises(FrameError, match="should carry"):
         run(session, links(ROOT, 0, 3), bytes(3 * WIDTH * 4 + difference))
     assert session.nbytes == 0
 
 
-def test_the_size_is_checked_before_anything_is_computed(session: MiddleSession) -> None:
+def test_the_size_is_checked_before_anything_is_computed(session: Session) -> None:
     session.check(links(ROOT, 0, 2), bytes(2 * WIDTH * 4))
     with pytest.raises(FrameError, match="should carry 256 bytes and carries 255"):
         session.check(links(ROOT, 0, 2), bytes(255))
 
 
-def test_numbers_that_are_not_finite_are_refused(session: MiddleSession) -> None:
+def test_numbers_that_are_not_finite_are_refused(session: Session) -> None:
     with pytest.raises(FrameError, match="not finite"):
         run(session, links(ROOT, 0, 1), b"\xff" * WIDTH * 4)
 
@@ -120,7 +122,7 @@ def test_numbers_that_are_not_finite_are_refused(session: MiddleSession) -> None
         pytest.param(Step(2, 0, 3, 8, (1,)), id="hangs below a slot behind the tip"),
     ],
 )
-def test_slots_that_are_not_held_are_refused_and_harm_nothing(session: MiddleSession, step: Step) -> None:
+def test_slots_that_are_not_held_are_refused_and_harm_nothing(session: Session, step: Step) -> None:
     run(session, links(ROOT, 0, 4))
     once = run(session, links(3, 4, 1))
     with pytest.raises(SlotError):
@@ -139,7 +141,7 @@ def test_a_sequence_longer_than_the_context_is_refused(llama_folder: Path) -> No
         run(session, links(639, 640, 1))
 
 
-def test_a_closed_session_takes_nothing_and_holds_nothing(session: MiddleSession) -> None:
+def test_a_closed_session_takes_nothing_and_holds_nothing(session: Session) -> None:
     run(session, links(ROOT, 0, 2))
     assert session.nbytes > 0
     session.close()
@@ -184,8 +186,8 @@ def hot_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 def test_an_activation_that_does_not_fit_the_wire_is_an_error(hot_engine: Engine) -> None:
     step, states = links(ROOT, 0, 1), torch.ones(1, WIDTH)
     with pytest.raises(WireOverflowError, match="--wire bfloat16"):
-        hot_engine.open("float16").run(step, states.half().numpy().tobytes())
-    hot_engine.open("bfloat16").run(step, states.bfloat16().view(torch.int16).numpy().tobytes())
+        run_alone(hot_engine.open("float16"), step, states.half().numpy().tobytes())
+    run_alone(hot_engine.open("bfloat16"), step, states.bfloat16().view(torch.int16).numpy().tobytes())
     hot_engine.probe()  # which speaks float32
 
 

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from aparte.cloud.server import QUEUE_STEPS, MiddleServer
 from aparte.config import Cut, ServerLimits
 from aparte.errors import LinkError, UserError, WireOverflowError
 from aparte.fingerprint import Fingerprint
-from aparte.model.cache import SlotCache
+from aparte.model.cache import INITIAL_ROWS, SlotCache
 from aparte.model.parts import Blueprint
 from aparte.model.stage import Stage
 from aparte.step import ROOT, Step
@@ -203,6 +204,26 @@ def test_fifty_devices_that_vanish_leave_nothing(
     wait_until(lambda: not tasks_of(server))
 
 
+def test_two_hundred_aborted_sessions_give_everything_back(
+    server: MiddleServer, url: str, fingerprint: Fingerprint
+) -> None:
+    """A device that was there all the time keeps what it has, to the byte."""
+    with raw_device(url, fingerprint) as steady:
+        steady.step(1, ROOT, 3)
+        steady.receive()
+        baseline = server.cache_bytes
+        for _ in range(200):
+            device = RawDevice(url)
+            device.greet(fingerprint)
+            device.step(1, ROOT, 300)
+            device.step(2, 299)
+            device.abort()
+        wait_until(lambda: server.session_count == 1, 30)
+        assert server.cache_bytes == baseline > 0
+        steady.step(2, 2)
+        assert isinstance(steady.receive(), ResultFrame)
+
+
 def tasks_of(server: MiddleServer) -> list[object]:
     """Coroutines that the server is running."""
     assert server._server is not None
@@ -324,6 +345,23 @@ def test_health_answers_during_a_long_forward_pass(
         assert isinstance(device.receive(), ResultFrame)
 
 
+def test_pings_are_answered_during_a_long_forward_pass(
+    server: MiddleServer, url: str, fingerprint: Fingerprint
+) -> None:
+    with held_up(server) as stage, raw_device(url, fingerprint) as busy, raw_device(url) as other:
+        busy.step(1, ROOT)
+        assert stage.entered.wait(5)
+        for device in (busy, other):
+            waits = []
+            for _ in range(5):
+                started = time.monotonic()
+                assert device.connection.ping().wait(5)
+                waits.append(time.monotonic() - started)
+            assert min(waits) < 0.1
+        stage.gate.set()
+        assert isinstance(busy.receive(), ResultFrame)
+
+
 def test_health_needs_no_token_and_everything_else_does(llama_folder: Path) -> None:
     with running_server(llama_folder, token="secret") as (server, url):
         assert health(url) == {"status": "ok", "sessions": 0}
@@ -348,6 +386,60 @@ def test_a_full_house_turns_away(llama_folder: Path, fingerprint: Fingerprint) -
         with raw_device(url, fingerprint) as third:
             third.step(1, ROOT)
             assert isinstance(third.receive(), ResultFrame)
+
+
+def one_session(folder: Path) -> ServerLimits:
+    """Memory for one short text."""
+    engine = load_engine(Blueprint.open(folder, FLOAT32), Cut(), "tiny")
+    engine.probe()
+    return ServerLimits(kv_bytes=engine.row_bytes * INITIAL_ROWS)
+
+
+def test_an_idle_session_leaves_when_its_memory_is_needed(
+    llama_folder: Path, fingerprint: Fingerprint
+) -> None:
+    with (
+        running_server(llama_folder, limits=one_session(llama_folder)) as (server, url),
+        raw_device(url, fingerprint) as idle,
+    ):
+        idle.step(1, ROOT)
+        assert isinstance(idle.receive(), ResultFrame)
+        with raw_device(url, fingerprint) as other:
+            assert "needed for others" in refusal(idle, "expired")
+            other.step(1, ROOT)
+            assert isinstance(other.receive(), ResultFrame)
+            assert server.memory.held == server.memory.budget
+
+
+def test_a_step_that_finds_no_memory_is_told_when_to_come_again(
+    llama_folder: Path, fingerprint: Fingerprint
+) -> None:
+    with (
+        running_server(llama_folder, limits=one_session(llama_folder)) as (server, url),
+        raw_device(url, fingerprint) as device,
+    ):
+        for number, tip in ((1, ROOT), (2, 199)):
+            device.step(number, tip, 200)
+        assert isinstance(device.receive(), ResultFrame)
+        assert "Try again in" in refusal(device, "busy")
+        wait_until(lambda: server.memory.held == 0)
+
+
+def test_a_device_is_refused_while_all_memory_is_in_use(llama_folder: Path, fingerprint: Fingerprint) -> None:
+    with (
+        running_server(llama_folder, limits=one_session(llama_folder)) as (server, url),
+        raw_device(url, fingerprint) as busy,
+    ):
+        busy.step(1, ROOT)
+        assert isinstance(busy.receive(), ResultFrame)
+        with held_up(server) as stage:
+            busy.step(2, 0)
+            wait_until(lambda: next(iter(server._sessions.values())).unanswered == 1)
+            with raw_device(url) as other:
+                other.send(Hello(fingerprint.to_json(), "float32"))
+                assert "Try again in" in refusal(other, "busy")
+            stage.gate.set()
+            assert isinstance(busy.receive(), ResultFrame)
 
 
 def test_a_rush_through_the_door_does_not_overfill_the_house(
@@ -558,6 +650,26 @@ def undisturbed(folder: Path, url: str) -> Iterator[None]:
         device.target.close()
     assert not failures, failures
     assert answers[0]
+
+
+def test_devices_that_share_passes_write_what_each_writes_alone(
+    llama_folder: Path, server: MiddleServer, url: str
+) -> None:
+    """Prompts of many lengths at once, the longest of several pieces: the same tokens, one by one."""
+    prompts = [tuple(range(20, 20 + length)) for length in (3, 17, 40, 64, 150, 200)]
+    expected = [unsplit_tokens(folder=llama_folder, prompt=prompt, new_tokens=10) for prompt in prompts]
+    shared = server.scheduler.shared_passes
+    devices = [Device(llama_folder, open_link(llama_folder, url)) for _ in prompts]
+
+    def answer(index: int) -> list[list[int]]:
+        return [devices[index].tokens(prompts[index], 10, chunk=256) for _ in range(3)]
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        answers = list(pool.map(answer, range(len(devices))))
+    for device in devices:
+        device.target.close()
+    assert answers == [[tokens] * 3 for tokens in expected]
+    assert server.scheduler.shared_passes > shared
 
 
 def test_bad_sessions_do_not_disturb_one_that_generates(

@@ -14,6 +14,7 @@ from aparte.errors import SlotError
 from aparte.model.parts import Blueprint, Embedding
 from aparte.model.stage import Stage
 from aparte.step import ROOT, Step, chain_parents
+from random_steps import Model, draw_step
 from running import FLOAT32
 from tiny import FAMILIES
 
@@ -31,30 +32,6 @@ def recompute(stage: Stage, embed: Embedding, tokens: list[int]) -> torch.Tensor
     return stage.forward(stage.new_cache(), step, embed(torch.tensor(tokens)))[-1]
 
 
-class Model:
-    """The rules of aparte.step, the slow and obvious way: a path of tokens for every slot."""
-
-    def __init__(self) -> None:
-        self.parent: dict[int, int] = {}
-        self.token: dict[int, int] = {}
-
-    def path(self, slot: int) -> list[int]:
-        slots: list[int] = []
-        while slot != ROOT:
-            slots.append(slot)
-            slot = self.parent[slot]
-        return slots[::-1]
-
-    def prune(self, commit: int, base: int) -> None:
-        self.parent = {slot: parent for slot, parent in self.parent.items() if slot < base}
-        ancestors = set(self.path(commit))
-        below = [slot for slot in self.parent if commit == ROOT or commit in self.path(slot)]
-        self.parent = {slot: self.parent[slot] for slot in sorted(ancestors | set(below))}
-
-    def below(self, commit: int) -> list[int]:
-        return [slot for slot in self.parent if slot not in self.path(commit)]
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -64,26 +41,12 @@ def test_random_trees_equal_a_full_recompute(
     _, stage, embed = loaded(tiny_folders[name])
     cache, model = stage.new_cache(), Model()
     for number in range(data.draw(st.integers(2, 7), label="steps")):
-        commit = data.draw(st.sampled_from([ROOT, *model.parent]), label="commit")
-        high = max([commit, *model.parent], default=ROOT)
-        base = data.draw(st.integers(commit + 1, high + 3), label="base")
-        model.prune(commit, base)
-        parents: list[int] = []
-        tokens = data.draw(st.lists(st.integers(0, 250), min_size=1, max_size=12), label="tokens")
-        for offset, token in enumerate(tokens):
-            choices = [commit, *model.below(commit)]
-            # Mostly long chains, so that positions get past the sliding window.
-            parent = data.draw(st.sampled_from([*choices[-2:], *choices[-1:], *choices]), label="parent")
-            parents.append(parent)
-            model.parent[base + offset] = parent
-            model.token[base + offset] = token
-        hidden = stage.forward(
-            cache, Step(number, 0, commit, base, tuple(parents)), embed(torch.tensor(tokens))
-        )
+        step, tokens = draw_step(data, model, number)
+        hidden = stage.forward(cache, step, embed(torch.tensor(tokens)))
         cache.check_integrity()
         assert cache.tree.rows == len(model.parent)
         for offset in range(len(tokens)):
-            path = [model.token[slot] for slot in model.path(base + offset)]
+            path = [model.token[slot] for slot in model.path(step.base + offset)]
             torch.testing.assert_close(hidden[offset], recompute(stage, embed, path), atol=2e-4, rtol=1e-4)
 
 

@@ -1,84 +1,21 @@
-"""The middle and its sessions, without any network: steps in, hidden states out.
-
-Everything here is written for a peer that may send anything. What a step may ask for is checked before
-memory is taken; a session that breaks the rules ends, and no other session notices.
-"""
+"""The served stage and its sessions, without any network: steps in, answers out."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+import torch
+
+from aparte.cloud.batch import Outcome, Share, run_alone, run_pass
+from aparte.cloud.sessions import MiddleSession, Session
 from aparte.config import ServerLimits
-from aparte.errors import SlotError, UserError
 from aparte.fingerprint import Fingerprint
-from aparte.model.cache import SlotCache
 from aparte.model.stage import Stage
 from aparte.step import ROOT, Step
-from aparte.wire.tensors import TensorCodec
-
-
-class LimitError(UserError):
-    """A step asks for more than the server's limits allow."""
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A step's answer: payload for the wire, and how long the forward pass took."""
-
-    payload: memoryview
-    compute_ms: float
-
-
-class MiddleSession:
-    """One device's cache, and the number format it talks in."""
-
-    def __init__(self, stage: Stage, wire: str, width: int, limits: ServerLimits) -> None:
-        self._stage = stage
-        self._codec = TensorCodec(wire, width)
-        self._limits = limits
-        self._cache: SlotCache | None = stage.new_cache(limits.max_pending_nodes)
-        #: The highest epoch seen; queued steps of older ones are not computed.
-        self.epoch = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of cache held."""
-        return self._cache.nbytes if self._cache else 0
-
-    def check(self, step: Step, payload: bytes | memoryview) -> None:
-        """Refuse what is out of bounds, from the header and the payload's size alone."""
-        if len(step) > self._limits.max_nodes_per_step:
-            raise LimitError(
-                f"A step has {len(step)} nodes; this server takes {self._limits.max_nodes_per_step}."
-            )
-        # Nothing below the committed tip has a slot outside this range. The mask among such nodes is
-        # quadratic in their number, so that an endless uncommitted chain would take all memory.
-        pending = step.base + len(step) - (step.commit + 1)
-        if pending > self._limits.max_pending_nodes:
-            raise LimitError(
-                f"A step leaves up to {pending} nodes uncommitted; "
-                f"this server takes {self._limits.max_pending_nodes}."
-            )
-        self._codec.check_size(payload, len(step))
-
-    def run(self, step: Step, payload: bytes | memoryview) -> Computed:
-        """Run the middle over one step. Raises frame, slot, limit and overflow errors."""
-        if self._cache is None:
-            raise SlotError("The session was closed.")
-        self.check(step, payload)
-        started = time.perf_counter()
-        hidden = self._codec.decode(payload, len(step))
-        output = self._stage.forward(self._cache, step, hidden)
-        return Computed(self._codec.encode(output), (time.perf_counter() - started) * 1e3)
-
-    def close(self) -> None:
-        """Free the cache."""
-        self._cache = None
 
 
 class Engine:
-    """The served middle; opens sessions."""
+    """The served middle; opens sessions and computes for them."""
 
     def __init__(
         self,
@@ -92,8 +29,15 @@ class Engine:
         self.fingerprint = fingerprint
         self.dtype = dtype
         self.limits = limits or ServerLimits()
+        #: Bytes of cache that a node takes, once :meth:`probe` knows.
+        self.row_bytes = 0
         self._stage = stage
         self._width = width
+
+    @property
+    def device(self) -> torch.device:
+        """Where the caches are."""
+        return self._stage.device
 
     @property
     def max_context(self) -> int:
@@ -104,9 +48,13 @@ class Engine:
         """The largest message a device can have reason to send."""
         return self.limits.max_nodes_per_step * self._width * 4 + self.limits.header_bytes
 
-    def open(self, wire: str) -> MiddleSession:
+    def open(self, wire: str) -> Session:
         """A new session. Raises :class:`UserError` for an unknown number format."""
         return MiddleSession(self._stage, wire, self._width, self.limits)
+
+    def run_pass(self, shares: Sequence[Share]) -> list[Outcome]:
+        """One forward pass for several sessions; one session's error is its own result."""
+        return run_pass(self._stage, shares)
 
     def probe(self) -> None:
         """Send one node through the whole middle, so that "ready" means it works.
@@ -115,5 +63,6 @@ class Engine:
         """
         session = self.open("float32")
         payload = bytes(self._width * 4)
-        session.run(Step(number=0, epoch=0, commit=ROOT, base=0, parents=(ROOT,)), payload)
+        run_alone(session, Step(number=0, epoch=0, commit=ROOT, base=0, parents=(ROOT,)), payload)
+        self.row_bytes = session.row_bytes
         session.close()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from aparte.cloud.engine import Engine, MiddleSession
+from aparte.cloud.batch import run_alone
+from aparte.cloud.engine import Engine
+from aparte.cloud.sessions import Session
 from aparte.errors import LinkError
 from aparte.wire.frames import Frame, ResultFrame, StepFrame, decode, encode
 
@@ -20,7 +22,7 @@ class InProcessLink:
     def __init__(self, engine: Engine, wire: str) -> None:
         self._engine = engine
         self._wire = wire
-        self._session: MiddleSession | None = None
+        self._session: Session | None = None
         self._waiting: deque[StepFrame] = deque()
 
     @property
@@ -52,8 +54,8 @@ class InProcessLink:
         raise LinkError(f"{self.where} has nothing to answer.")
 
     @staticmethod
-    def _answer(session: MiddleSession, request: StepFrame) -> tuple[Frame, int]:
-        computed = session.run(request.step, request.payload)
+    def _answer(session: Session, request: StepFrame) -> tuple[Frame, int]:
+        computed = run_alone(session, request.step, request.payload)
         answer = encode(ResultFrame(request.step.number, computed.compute_ms, 0.0, computed.payload))
         return decode(answer), len(answer)
 

@@ -1,7 +1,8 @@
 """The server: WebSocket sessions around one engine.
 
-One task per connection reads frames into a queue, another computes them in order. The forward pass runs
-on a single worker thread, so that the event loop keeps answering pings and ``/health`` meanwhile.
+One task per connection reads frames into a queue, another has them computed in order, in passes that
+sessions share (:mod:`aparte.cloud.scheduler`). A forward pass runs on a single worker thread, so that the
+event loop keeps answering pings and ``/health`` meanwhile.
 Logs name sessions, sizes and error codes; never payloads, and headers only by field name.
 """
 
@@ -24,8 +25,13 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from aparte.cloud.engine import Computed, Engine, LimitError, MiddleSession
-from aparte.errors import AparteError, FrameError, MismatchError, SlotError, UserError, WireOverflowError
+from aparte.cloud.batch import Job
+from aparte.cloud.engine import Engine
+from aparte.cloud.memory import RETRY_AFTER_S, CacheMemory, free_bytes
+from aparte.cloud.refusals import BusyError, EvictedError, ExpiredError, code_of
+from aparte.cloud.scheduler import Scheduler
+from aparte.cloud.sessions import Computed, Session
+from aparte.errors import AparteError, FrameError, MismatchError, UserError
 from aparte.fingerprint import Fingerprint
 from aparte.wire.frames import (
     PROTOCOL_VERSION,
@@ -49,14 +55,6 @@ _silent.setLevel(logging.CRITICAL + 1)
 #: Steps a session may have waiting; a device that sends more is made to wait by its own TCP window.
 QUEUE_STEPS = 16
 HELLO_TIMEOUT_S = 10.0
-
-
-class BusyError(AparteError):
-    """All sessions are taken."""
-
-
-class ExpiredError(AparteError):
-    """The device sent nothing for too long."""
 
 
 @dataclass
@@ -96,14 +94,17 @@ class MiddleServer:
         self._tls = tls
         self._numbers = itertools.count(1)
         self._guests = 0  # connections past the door, greeted or not
-        self._sessions: dict[int, MiddleSession] = {}
+        self._sessions: dict[int, Session] = {}
         self._worker = worker or compute_thread()
+        budget = engine.limits.kv_bytes
+        self.memory = CacheMemory(free_bytes(engine.device) if budget is None else budget, engine.row_bytes)
+        self.scheduler = Scheduler(engine, self._worker, self.memory)
         self._server: Server | None = None
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of key-value cache held by all sessions."""
-        return sum(session.nbytes for session in self._sessions.values())
+        return self.memory.held
 
     @property
     def session_count(self) -> int:
@@ -152,7 +153,9 @@ class MiddleServer:
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "A valid token is needed.\n")
         if self._guests >= self.engine.limits.max_sessions:
             self.counters.errors += 1
-            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "All sessions are taken.\n")
+            response = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "All sessions are taken.\n")
+            response.headers["Retry-After"] = str(RETRY_AFTER_S)
+            return response
         return None
 
     async def _serve_connection(self, connection: ServerConnection) -> None:
@@ -164,7 +167,7 @@ class MiddleServer:
             pass
         except AparteError as error:
             self.counters.errors += 1
-            code = _code(error)
+            code = code_of(error)
             log.warning("session %d ended with error %s", number, code)
             await _refuse(connection, code, str(error))
         except Exception as error:
@@ -180,6 +183,7 @@ class MiddleServer:
         if self._guests > self.engine.limits.max_sessions:  # several came through the door at once
             raise BusyError("All sessions are taken.")
         session = await self._greet(connection)
+        self.memory.add(session)
         self._sessions[number] = session
         self.counters.sessions_opened += 1
         log.info("session %d opened", number)
@@ -189,9 +193,10 @@ class MiddleServer:
         finally:
             del self._sessions[number]
             session.close()
+            self.memory.remove(session)
             log.info("session %d closed", number)
 
-    async def _greet(self, connection: ServerConnection) -> MiddleSession:
+    async def _greet(self, connection: ServerConnection) -> Session:
         try:
             message = await asyncio.wait_for(connection.recv(decode=False), HELLO_TIMEOUT_S)
         except asyncio.TimeoutError:
@@ -217,20 +222,20 @@ class MiddleServer:
             )
         )
 
-    async def _run_session(self, connection: ServerConnection, session: MiddleSession) -> None:
+    async def _run_session(self, connection: ServerConnection, session: Session) -> None:
         queue: asyncio.Queue[_Queued | Exception] = asyncio.Queue(QUEUE_STEPS)
+        session.on_evict = lambda: queue.put_nowait(EvictedError())
         reader = asyncio.create_task(_read_steps(connection, session, queue))
         try:
             while True:
                 item = await self._next(queue)
                 if isinstance(item, Exception):
                     raise item
-                if item.frame.step.epoch < session.epoch:
+                computed = await self.scheduler.compute(Job(session, item.frame.step, item.frame.payload))
+                session.unanswered -= 1
+                if computed is None:
                     self.counters.stale_steps += 1
                     continue
-                computed = await asyncio.get_running_loop().run_in_executor(
-                    self._worker, session.run, item.frame.step, item.frame.payload
-                )
                 self.counters.steps += 1
                 await connection.send(_result(item, computed))
         finally:
@@ -254,7 +259,7 @@ class _Queued:
 
 
 async def _read_steps(
-    connection: ServerConnection, session: MiddleSession, queue: asyncio.Queue[_Queued | Exception]
+    connection: ServerConnection, session: Session, queue: asyncio.Queue[_Queued | Exception]
 ) -> None:
     """Move steps from the socket to the queue; whatever ends that goes into the queue too."""
     try:
@@ -266,8 +271,11 @@ async def _read_steps(
                 raise FrameError("A message after the greeting is not a step.")
             session.check(frame.step, frame.payload)
             session.epoch = max(session.epoch, frame.step.epoch)
+            session.unanswered += 1
+            session.last_used = time.monotonic()
             await queue.put(_Queued(frame, arrived))
     except Exception as error:  # of any kind: a session whose reader is gone would wait for ever
+        session.abandoned = isinstance(error, ConnectionClosed)
         await queue.put(error)
 
 
@@ -275,22 +283,6 @@ def _result(item: _Queued, computed: Computed) -> bytes:
     spent_ms = (time.perf_counter() - item.arrived) * 1e3
     queue_ms = max(0.0, spent_ms - computed.compute_ms)
     return encode(ResultFrame(item.frame.step.number, computed.compute_ms, queue_ms, computed.payload))
-
-
-def _code(error: AparteError) -> str:
-    for kind, code in (
-        (BusyError, "busy"),
-        (ExpiredError, "expired"),
-        (LimitError, "limit"),
-        (MismatchError, "mismatch"),
-        (FrameError, "frame"),
-        (SlotError, "slot"),
-        (WireOverflowError, "overflow"),
-        (UserError, "mismatch"),
-    ):
-        if isinstance(error, kind):
-            return code
-    return "internal"
 
 
 async def _refuse(connection: ServerConnection, code: str, message: str) -> None:

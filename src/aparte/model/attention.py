@@ -1,21 +1,66 @@
-"""The attention of the fast path, as an implementation that ``transformers`` calls by name.
+"""Attention as implementations that ``transformers`` calls by name.
 
 The library's own (``sdpa``) repeats keys and values for every query head as soon as there is a mask:
 a copy of the whole cache, three times its size for the default model, per layer and step. The kernel
-below can share them among heads, and does the same arithmetic: the results are equal to the bit.
+below can share them among heads, and does the same arithmetic: the results are equal to the bit. The
+library's own stays where it is the faster one, which is on a GPU.
+
+Either can be given the keys and values of several sessions at once (:mod:`aparte.model.ragged`).
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-#: The name to put into ``config._attn_implementation``.
+from aparte.model.ragged import Ragged
+
+#: What some families' attention does besides, and the kernel below can't. They use the library's ``eager``.
+BEYOND = ("softcap", "s_aux", "position_bias")
+
+#: The name of :func:`shared_heads`, to put into ``config._attn_implementation``.
 NAME = "aparte"
+#: The name of the library's own attention, for several sessions too.
+STOCK = "aparte-stock"
+
+Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
+def by_session(attention: Attention) -> Attention:
+    """``attention``, which may also get the keys and values of several sessions and a mask for each.
+
+    Then it computes one session after the other, each exactly as if it were alone.
+    """
+
+    @functools.wraps(attention)
+    def attend(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor | Ragged,
+        value: torch.Tensor | Ragged,
+        attention_mask: Any,
+        *more: Any,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if not isinstance(key, Ragged) or not isinstance(value, Ragged):
+            return attention(module, query, key, value, attention_mask, *more, **options)
+        outputs = [
+            attention(module, *session, *more, **options)[0]
+            for session in zip(
+                torch.split(query, key.rows, dim=2), key.parts, value.parts, attention_mask, strict=True
+            )
+        ]
+        return torch.cat(outputs, dim=1), None
+
+    return attend
+
+
+@by_session
 def shared_heads(
     module: nn.Module,
     query: torch.Tensor,
@@ -23,13 +68,15 @@ def shared_heads(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float,
-    **_: Any,
+    **more: Any,
 ) -> tuple[torch.Tensor, None]:
     """``query`` ``[B, H, n, hd]``, ``key`` and ``value`` ``[B, kv, total, hd]``; returns ``[B, n, H, hd]``.
 
     ``attention_mask`` is bool, or added to the scores, ``[B or 1, 1, n, total]``. What else the caller says
     (a sliding window) is in the mask already. Several nodes without a mask are causal, as in ``sdpa``.
     """
+    if more and (beyond := [name for name in BEYOND if more.get(name) is not None]):
+        raise NotImplementedError(f"This attention cannot apply {beyond[0]}.")
     batch, heads, nodes, size = query.shape
     if nodes == 1:
         # Heads that share keys become rows of one query, for which the kernel reads the cache once.
@@ -45,8 +92,32 @@ def shared_heads(
     return output.transpose(1, 2), None
 
 
+def install(layer: nn.Module, name: str) -> None:
+    """Point the modules of ``layer`` that look up ``sdpa`` to ``name``, in a copy of their configuration."""
+    register()
+    for module in layer.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "_attn_implementation", None) == "sdpa":
+            own = copy.copy(config)
+            own._attn_implementation = name
+            module.config = own
+
+
+def takes_sessions(layer: nn.Module) -> bool:
+    """True if all attention in ``layer`` can compute for several sessions: it is one of these here, and the
+    layer says so itself or names it in a configuration."""
+    if getattr(layer, "takes_sessions", False):
+        return True
+    configs = [module.config for module in layer.modules() if hasattr(module, "config")]
+    return bool(configs) and all(
+        getattr(config, "_attn_implementation", None) in (NAME, STOCK) for config in configs
+    )
+
+
 def register() -> None:
-    """Make :data:`NAME` known to ``transformers``. May be called any number of times."""
+    """Make the names known to ``transformers``. May be called any number of times."""
     from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     AttentionInterface.register(NAME, shared_heads)
+    AttentionInterface.register(STOCK, by_session(sdpa_attention_forward))

@@ -29,12 +29,33 @@ class SlotCache:
         self._values: list[torch.Tensor | None] = [None] * layers
         self._layout: Layout | None = None
         self.tree = SlotTree()
+        #: Bytes of memory held.
+        self.nbytes = 0
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of memory held."""
-        buffers = (buffer for buffer in (*self._keys, *self._values) if buffer is not None)
-        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+    def row_bytes(self) -> int:
+        """What one row takes in all layers, 0 while the cache is empty."""
+        return self.nbytes // self._allocated if self._allocated else 0
+
+    def growth(self, step: Step, row_bytes: int) -> int:
+        """Bytes that ``step`` will need beyond those held; a row takes ``row_bytes``."""
+        allocated = self._allocated
+        if self.tree.rows + len(step) <= allocated:  # as nearly always; no need to look what is pruned
+            return 0
+        rows = min(sum(slot < step.base for slot in self.tree.slots) + len(step), self._max_rows)
+        return max(0, self._rows_to_hold(rows) - allocated) * row_bytes
+
+    @property
+    def _allocated(self) -> int:
+        """Rows that there is room for; the last layer grows last."""
+        buffer = self._values[-1]
+        return 0 if buffer is None else buffer.shape[2]
+
+    def _rows_to_hold(self, total: int) -> int:
+        rows = self._allocated or min(INITIAL_ROWS, self._max_rows)
+        while rows < total:
+            rows = min(rows * 2, self._max_rows)
+        return rows
 
     def begin(self, step: Step) -> Layout:
         """Apply ``step`` to the tree and make room; the layers' ``update`` calls come next.
@@ -77,12 +98,11 @@ class SlotCache:
     ) -> torch.Tensor:
         buffer = buffers[index]
         if buffer is None or buffer.shape[2] < layout.total:
-            rows = min(INITIAL_ROWS, self._max_rows) if buffer is None else buffer.shape[2]
-            while rows < layout.total:
-                rows = min(rows * 2, self._max_rows)
-            grown = new.new_zeros(1, new.shape[1], rows, new.shape[3])
+            grown = new.new_zeros(1, new.shape[1], self._rows_to_hold(layout.total), new.shape[3])
+            self.nbytes += grown.nbytes
             if buffer is not None:
                 grown[:, :, : layout.first_row] = buffer[:, :, : layout.first_row]
+                self.nbytes -= buffer.nbytes
             buffers[index] = buffer = grown
         buffer[:, :, layout.first_row : layout.total] = new
         return buffer[:, :, : layout.total]

@@ -14,9 +14,7 @@ is the third. The second takes its steps in another order and differs by float32
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +31,7 @@ GATED = ("gate_proj", "up_proj", "down_proj", "act_fn")
 def fuse(layer: nn.Module, *, packed: bool) -> None:
     """Do all of it to a loaded decoder layer on a CPU, where it applies; ``packed`` packs its linears."""
     _fuse_norms(layer)
-    _share_heads(layer)
+    attention.install(layer, attention.NAME)
     if packed:
         _fuse_linears(layer)
 
@@ -50,16 +48,16 @@ class Together(nn.Module):
 
     def __init__(self, linears: list[nn.Linear]) -> None:
         super().__init__()
-        self._widths = [linear.out_features for linear in linears]
-        self._linear = joined(linears)
+        self.widths = [linear.out_features for linear in linears]
+        self.linear = joined(linears)
         self._newest: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
 
     def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
         """The output of the ``index``-th linear, ``[..., in_features] -> [..., out_features]``."""
         newest = self._newest  # read once: another thread may be in this layer, and then each computes
         if newest is None or newest[0] is not x:
-            newest = self._newest = (x, self._linear(x).split(self._widths, dim=-1))
-        if index == len(self._widths) - 1:
+            newest = self._newest = (x, self.linear(x).split(self.widths, dim=-1))
+        if index == len(self.widths) - 1:
             self._newest = None  # keeps no tensor alive
         return newest[1][index]
 
@@ -69,12 +67,12 @@ class Part(nn.Module):
 
     def __init__(self, together: Together, index: int) -> None:
         super().__init__()
-        self._together = together
+        self.together = together
         self._index = index
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features] -> [..., out_features]``."""
-        return self._together.part(x, self._index)
+        return self.together.part(x, self._index)
 
 
 class FusedGated(nn.Module):
@@ -135,17 +133,6 @@ def _fuse_norms(module: nn.Module) -> None:
             setattr(module, name, fast)
         else:
             _fuse_norms(child)
-
-
-def _share_heads(module: nn.Module) -> None:
-    """Point the modules that look their attention up in a configuration to ours, in a copy of it."""
-    attention.register()
-    for child in module.modules():
-        config: Any = getattr(child, "config", None)
-        if getattr(config, "_attn_implementation", None) == "sdpa":
-            own = copy.copy(config)
-            own._attn_implementation = attention.NAME
-            child.config = own
 
 
 def _fuse_linears(module: nn.Module) -> None:

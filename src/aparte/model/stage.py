@@ -7,14 +7,50 @@ per kind of layer (paper A, section 4.2, has the client send these; here they ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from aparte.errors import SlotError
+from aparte.model import attention
 from aparte.model.cache import SlotCache
+from aparte.model.ragged import SharedCache
 from aparte.model.tree import Layout
 from aparte.step import Step
+
+
+@dataclass(frozen=True)
+class Item:
+    """One session's share of a forward pass: its step over its cache, with ``hidden`` ``[n, D]``.
+
+    ``tap`` is a layer of the model whose output is wanted as well.
+    """
+
+    cache: SlotCache
+    step: Step
+    hidden: torch.Tensor
+    tap: int | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the last layer made of an item, ``[n, D]``, and the layer that its ``tap`` names."""
+
+    hidden: torch.Tensor
+    tapped: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What the layers are given, of one session or of several."""
+
+    states: torch.Tensor  # [1, n, D]
+    positions: torch.Tensor  # [1, n]
+    rotary: Mapping[str | None, tuple[torch.Tensor, ...]]  # cosines and sines, [1, n, head_dim], by kind
+    masks: Mapping[int | None, Any]  # by sliding window
 
 
 class Stage:
@@ -30,15 +66,25 @@ class Stage:
         max_context: int,
         dtype: torch.dtype,
         device: torch.device,
+        rotary_kinds: tuple[str, ...] | None = None,
+        cache_name: str = "cache",
     ) -> None:
-        """``windows[i]`` is the sliding window of the i-th layer of this stage, None for full attention."""
+        """``windows[i]`` is the sliding window of the i-th layer of this stage, None for full attention.
+
+        ``rotary_kinds[i]`` is what ``rotary`` calls that layer's kind, in models where it asks. Layers take
+        their cache as the argument ``cache_name``.
+        """
         self._layers = layers
         self._rotary = rotary
         self._windows = windows
+        self._kinds: tuple[str | None, ...] = rotary_kinds or (None,) * len(layers)
+        self._cache_name = cache_name
         self._first_layer = first_layer
         self.max_context = max_context
         self.dtype = dtype
         self.device = device
+        #: Whether steps of several sessions can share a pass.
+        self.shares_passes = all(attention.takes_sessions(layer) for layer in layers)
 
     @property
     def layer_indices(self) -> range:
@@ -49,25 +95,89 @@ class Stage:
         """An empty cache for one session, for a full context and ``max_pending`` nodes below it."""
         return SlotCache(self._first_layer, len(self._layers), self.max_context + max_pending)
 
-    @torch.inference_mode()
     def forward(self, cache: SlotCache, step: Step, hidden: torch.Tensor) -> torch.Tensor:
         """Run the layers over the step's nodes: ``[n, D] -> [n, D]``, in this stage's dtype."""
-        layout = cache.begin(step)
-        states = hidden.to(self.device, self.dtype).unsqueeze(0)  # [1, n, D]
-        positions = torch.tensor([layout.positions], device=self.device)  # [1, n]
-        rotary = self._rotary(states, position_ids=positions)
-        masks = {window: self._mask(layout, positions[0], window) for window in set(self._windows)}
-        for layer, window in zip(self._layers, self._windows, strict=True):
+        return self.forward_one(Item(cache, step, hidden)).hidden
+
+    @torch.inference_mode()
+    def forward_one(self, item: Item) -> Output:
+        """:meth:`forward` for a session that may want the output of another layer, too."""
+        inputs = self._inputs(item)
+        outputs = self._run(inputs, item.cache, () if item.tap is None else (item.tap,))
+        return self._output(item, outputs, slice(None))
+
+    @torch.inference_mode()
+    def forward_many(self, items: Sequence[Item]) -> list[Output | Exception]:
+        """Run the layers over the steps of different sessions at once, each as if it were alone.
+
+        A step that does not fit its own cache gives the error in its place. An error in the layers is
+        raised; then each step can be repeated by itself, because a step may be repeated.
+        """
+        results: dict[int, Output | Exception] = {}
+        inputs: dict[int, _Inputs] = {}
+        for index, item in enumerate(items):
+            try:
+                inputs[index] = self._inputs(item)
+            except Exception as error:
+                results[index] = error
+        if inputs:
+            rows = [len(items[index].step) for index in inputs]
+            cache = SharedCache([items[index].cache for index in inputs], rows)
+            taps = {tap for index in inputs if (tap := items[index].tap) is not None}
+            outputs = self._run(_joined(list(inputs.values())), cache, taps)
+            end = 0
+            for index, count in zip(inputs, rows, strict=True):
+                end += count
+                results[index] = self._output(items[index], outputs, slice(end - count, end))
+        return [results[index] for index in range(len(items))]
+
+    def _inputs(self, item: Item) -> _Inputs:
+        """Apply the step to the session's cache; what is left to do is what all sessions can share."""
+        if item.tap is not None and item.tap not in self.layer_indices:
+            raise SlotError(f"Layer {item.tap} is not among those of this stage.")
+        layout = item.cache.begin(item.step)
+        states = item.hidden.to(self.device, self.dtype).unsqueeze(0)
+        positions = torch.tensor([layout.positions], device=self.device)
+        return _Inputs(
+            states,
+            positions,
+            # Session by session: some rotary embeddings depend on the longest sequence they are given.
+            {kind: self._rotate(states, positions, kind) for kind in set(self._kinds)},
+            {window: self._mask(layout, positions[0], window) for window in set(self._windows)},
+        )
+
+    def _run(
+        self, inputs: _Inputs, cache: SlotCache | SharedCache, taps: set[int] | tuple[int, ...]
+    ) -> dict[int, torch.Tensor]:
+        """The outputs, ``[1, n, D]``, of the last layer and of those in ``taps``."""
+        states, outputs = inputs.states, {}
+        last = self.layer_indices.stop - 1
+        for index, layer, window, kind in zip(
+            self.layer_indices, self._layers, self._windows, self._kinds, strict=True
+        ):
             output: Any = layer(
                 states,
-                attention_mask=masks[window],
-                position_ids=positions,
-                position_embeddings=rotary,
-                cache=cache,
+                attention_mask=inputs.masks[window],
+                position_ids=inputs.positions,
+                position_embeddings=inputs.rotary[kind],
                 use_cache=True,
+                **{self._cache_name: cache},
             )
             states = output if isinstance(output, torch.Tensor) else output[0]
-        return states.squeeze(0)
+            if index == last or index in taps:
+                outputs[index] = states
+        return outputs
+
+    def _output(self, item: Item, outputs: dict[int, torch.Tensor], rows: slice) -> Output:
+        tapped = None if item.tap is None else outputs[item.tap][0, rows]
+        return Output(outputs[self.layer_indices.stop - 1][0, rows], tapped)
+
+    def _rotate(
+        self, states: torch.Tensor, positions: torch.Tensor, kind: str | None
+    ) -> tuple[torch.Tensor, ...]:
+        more = {} if kind is None else {"layer_type": kind}
+        rotary: tuple[torch.Tensor, ...] = self._rotary(states, position_ids=positions, **more)
+        return rotary
 
     def _mask(self, layout: Layout, positions: torch.Tensor, window: int | None) -> torch.Tensor | None:
         """Who sees whom, ``[1, 1, n, total]``, or None if everybody sees everything.
@@ -88,3 +198,18 @@ class Stage:
             )
             mask.masked_fill_(depths <= positions[:, None] - window, float("-inf"))
         return mask[None, None]
+
+
+def _joined(inputs: list[_Inputs]) -> _Inputs:
+    """The rows of several sessions one after the other; their masks side by side."""
+    return _Inputs(
+        torch.cat([each.states for each in inputs], dim=1),
+        torch.cat([each.positions for each in inputs], dim=1),
+        {
+            kind: tuple(
+                torch.cat(parts, dim=1) for parts in zip(*(each.rotary[kind] for each in inputs), strict=True)
+            )
+            for kind in inputs[0].rotary
+        },
+        {window: [each.masks[window] for each in inputs] for window in inputs[0].masks},
+    )

@@ -1,0 +1,125 @@
+"""The memory that sessions' caches may take together, and who has to leave when it is full.
+
+A cache grows in powers of two of its first size, so buffers come in few sizes, and a session's buffers go
+back to the system when it ends. Room is made before a forward pass, never in one: first by ending the idle
+session that was used the longest time ago, then the next. If only busy ones are left, the step is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import torch
+
+from aparte.cloud.batch import Job
+from aparte.cloud.sessions import Session
+from aparte.errors import AparteError
+from aparte.model.cache import INITIAL_ROWS
+
+#: What a device that is refused is asked to wait.
+RETRY_AFTER_S = 5
+#: What share of the memory that is free at the start caches may take if nobody says how much.
+SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5}
+
+
+class FullError(AparteError):
+    """There is no memory for more."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"The server's memory for sessions is full. Try again in {RETRY_AFTER_S} s or later."
+        )
+
+
+class CacheMemory:
+    """Keeps the caches of all sessions within ``budget`` bytes; None is no limit."""
+
+    def __init__(self, budget: int | None, row_bytes: int = 0) -> None:
+        """``row_bytes`` is what a node takes; 0 until a session's cache shows it."""
+        self.budget = budget
+        self._row_bytes = row_bytes
+        self._sessions: set[Session] = set()
+        self._promised = 0
+        #: Sessions that had to leave.
+        self.evicted = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes held by all sessions."""
+        return sum(session.nbytes for session in tuple(self._sessions))  # others may ask from other threads
+
+    def add(self, session: Session) -> None:
+        """A session comes in. Raises :class:`FullError` if even a short text would find no room."""
+        if not self._free(INITIAL_ROWS * self.row_bytes, session):
+            raise FullError
+        self._sessions.add(session)
+
+    def remove(self, session: Session) -> None:
+        """A session has ended; its cache is free."""
+        self._sessions.discard(session)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a node takes; 0 while that is not known."""
+        if not self._row_bytes:
+            self._row_bytes = max((session.row_bytes for session in self._sessions), default=0)
+        return self._row_bytes
+
+    def begin_pass(self) -> None:
+        """No pass is under way: what was promised is held by now, or was not needed."""
+        self._promised = 0
+
+    def promise(self, job: Job, nodes: int) -> None:
+        """Make room for the next ``nodes`` nodes of ``job``. Raises :class:`FullError` if there is none."""
+        growth = job.session.growth(job.part(nodes), self.row_bytes)
+        if not growth:
+            return
+        if not self._free(growth, job.session):
+            raise FullError
+        self._promised += growth
+
+    def _free(self, wanted: int, by: Session) -> bool:
+        """Have ``wanted`` bytes left, if need be by evicting idle sessions other than ``by``."""
+        if self.budget is None:
+            return True
+        idle = sorted(
+            (one for one in self._sessions if not one.unanswered and one.nbytes and one is not by),
+            key=lambda session: session.last_used,
+            reverse=True,
+        )
+        while (missing := self.held + self._promised + wanted - self.budget) > 0:
+            # Nobody is sent away for nothing.
+            if missing > sum(session.nbytes for session in idle):
+                return False
+            idle.pop().evict()
+            self.evicted += 1
+        return True
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """What caches may take if nobody says: a share of the memory that is free now; None if that can't be
+    found out."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * SHARE_OF_FREE["cuda"])
+    free = [size for size in (_available(), _left_in_group()) if size is not None]
+    return int(min(free) * SHARE_OF_FREE["cpu"]) if free else None
+
+
+def _available() -> int | None:
+    """Free memory of this machine, on Linux."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _left_in_group() -> int | None:
+    """What a container's memory limit leaves, if there is one."""
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = (group / "memory.current").read_text(encoding="ascii")
+        return max(0, int(limit) - int(used))
+    return None
