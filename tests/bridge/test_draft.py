@@ -21,6 +21,7 @@ from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import Outcome, make_drafter
 from aparte.speculate.neural import Guess
 from aparte.speculate.tree import DraftTree
+from aparte.target.base import Ask
 from aparte.target.split import SplitTarget
 from bridge.conftest import CUT, new_net
 from running import FLOAT32
@@ -150,7 +151,7 @@ def test_leaves_steps_under_way_alone(writer: Writer, draft: BridgeDraft) -> Non
     assert draft.begin([*context, 6]) is None
     target = writer.target
     assert isinstance(target, SplitTarget)
-    target.submit(writer.session.chain(1), [5], 0)
+    target.submit(writer.session.chain(1), [5], Ask(0))
     assert draft.begin(context) is None
     target.collect()
     assert draft.begin(context) is not None

@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aparte.distribution import Distribution
 from aparte.speculate.tree import BELOW_ROOT, DraftTree, TreeBuilder, sanitize
 
 
@@ -55,3 +56,22 @@ def test_a_proper_tree_is_left_alone() -> None:
 def test_what_hangs_below_a_dropped_node_is_dropped() -> None:
     tree = DraftTree((5, 99, 7, 8), (-1, 0, 1, 0), (0.9,) * 4)
     assert sanitize(tree, vocab_size=10, max_nodes=4, max_depth=3).tokens == (5, 8)
+
+
+A, B, C = (Distribution((token, token + 1), (0.5, 0.5)) for token in (5, 6, 7))
+
+
+def test_distributions_stay_with_their_nodes() -> None:
+    tree = DraftTree((5, 99, 7), (-1, -1, 0), (0.9, 0.5, 0.4), (A, B, C))
+    assert tree.head(2).drawn == (A, B)
+    clean = sanitize(tree, vocab_size=10, max_nodes=3, max_depth=3)
+    assert clean.tokens == (5, 7)
+    assert clean.drawn == (A, C)
+    assert sanitize(tree, vocab_size=100, max_nodes=3, max_depth=1).drawn == (A, B)
+    twins = DraftTree((5, 5, 7), (-1, -1, 1), (0.9, 0.5, 0.4), (A, B, C))
+    assert sanitize(twins, vocab_size=10, max_nodes=3, max_depth=3).drawn == (A, C)
+
+
+def test_too_few_distributions_belong_to_nobody_knows_which_nodes() -> None:
+    tree = DraftTree((5, 6), (-1, 0), (0.9, 0.5), (A,))
+    assert len(sanitize(tree, vocab_size=10, max_nodes=3, max_depth=3)) == 0

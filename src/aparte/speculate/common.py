@@ -18,6 +18,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
 from aparte.config import DEFAULT_MODEL
+from aparte.errors import UserError
 from aparte.speculate.drafter import Outcome
 from aparte.speculate.source import Candidate
 
@@ -75,6 +76,14 @@ def _row(keys: Array, tokens: Array, shares: Array, key: int) -> list[tuple[int,
 def shipped_table(name: str) -> CommonTable | None:
     """The table of the model called ``name``, if one ships."""
     return CommonTable.load(SHIPPED) if name == DEFAULT_MODEL and SHIPPED.exists() else None
+
+
+def common_table(name: str) -> CommonTable:
+    """The same. Raises :class:`UserError` if there is none."""
+    table = shipped_table(name)
+    if table is None:
+        raise UserError(f"There is no table of the common source for {name}. Leave common out.")
+    return table
 
 
 class Common:

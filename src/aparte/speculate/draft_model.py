@@ -38,15 +38,19 @@ class DraftModel:
         *,
         top: int = TOP,
         chunk: int = CHUNK,
+        layers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """``vocab_size`` is the target's: rows of padding that one of the two has more are never named."""
+        """``vocab_size`` is the target's: rows of padding that one of the two has more are never named.
+
+        With ``layers``, only so many of them, the first, and then norm and head.
+        """
         self._own_vocab_size = blueprint.vocab_size
         self._shared_vocab_size = min(vocab_size, blueprint.vocab_size)
         self._max_context = blueprint.max_context
         self._top = top
         self._chunk = chunk
-        self._stage = blueprint.stage(range(blueprint.layers), progress, "draft model")
+        self._stage = blueprint.stage(range(layers or blueprint.layers), progress, "draft model")
         self._embed, self._head = blueprint.ends()
         self._reset()
 

@@ -32,8 +32,11 @@ class Outcome:
 
     ``tree`` is the part of it that was sent; ``choices[0]`` is the target's token after the pending one,
     ``choices[1 + i]`` after node ``i``, for rejected nodes too; ``logits`` ``[1 + len(tree), V]`` likewise.
+    They are ``[0, V]`` from a target that chooses tokens itself, which may leave rejected nodes without a
+    choice (-1).
     ``context`` is what it was proposed for (empty: what was proposed for last). ``known`` is the number of
     accepted tokens that the outcome before told already: 1 if the proposal was sent ahead, else 0.
+    ``gained`` is for one source among many: how many accepted nodes there were only thanks to it.
     """
 
     tree: DraftTree
@@ -42,6 +45,7 @@ class Outcome:
     logits: torch.Tensor
     context: tuple[int, ...] = ()
     known: int = 0
+    gained: int | None = None
 
 
 class Drafter(Protocol):

@@ -7,6 +7,7 @@ after a token once, it often thinks likely again. (Token Recycling, with pairs o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
@@ -20,7 +21,14 @@ KEPT = 6
 #: Values per block in :func:`largest`.
 BLOCK = 128
 
+#: Probability that a token is taken to have had which the target chose without telling more, and what
+#: becomes of those of former choices.
+CHOSEN = 0.7
+FORMER = 0.5
+
 Place = tuple[int, int]  # the last two tokens
+Row = list[tuple[int, float]]  # tokens with their probabilities, best first
+Key = TypeVar("Key")
 
 
 class Recycling:
@@ -28,8 +36,8 @@ class Recycling:
 
     def __init__(self) -> None:
         #: Best first, with their probabilities, :data:`KEPT` per key; the newest keys last.
-        self.after_one: dict[int, list[tuple[int, float]]] = {}
-        self.after_two: dict[Place, list[tuple[int, float]]] = {}
+        self.after_one: dict[int, Row] = {}
+        self.after_two: dict[Place, Row] = {}
 
     def __len__(self) -> int:
         return len(self.after_one) + len(self.after_two)
@@ -53,6 +61,9 @@ class Recycling:
         return place[1], token
 
     def learn(self, context: Sequence[int], outcome: Outcome) -> None:
+        if not len(outcome.logits):
+            self._learn_choices(context, outcome)
+            return
         logits = outcome.logits.float()
         best, ids = largest(logits, KEPT)  # no vocabulary is smaller than that
         # The share within the full distribution, so that a flat one does not look certain.
@@ -68,12 +79,33 @@ class Recycling:
             previous = root if parent == BELOW_ROOT else outcome.tree.tokens[parent]
             self._store(previous, token, rows[1 + node])
 
-    def _store(self, previous: int, token: int, row: list[tuple[int, float]]) -> None:
-        # The newest goes last, so that the oldest can go first.
-        self.after_one.pop(token, None)
-        self.after_one[token] = row
-        self.after_two.pop((previous, token), None)
-        self.after_two[previous, token] = row
+    def _learn_choices(self, context: Sequence[int], outcome: Outcome) -> None:
+        """Where the target tells its choices only: they come before what was chosen earlier."""
+        before, root = self.start(context)
+        nodes = [(before, root)]
+        for token, parent in zip(outcome.tree.tokens, outcome.tree.parents, strict=True):
+            nodes.append((root if parent == BELOW_ROOT else outcome.tree.tokens[parent], token))
+        for (previous, token), choice in zip(nodes, outcome.choices, strict=True):
+            if choice < 0:  # rejection sampling leaves nodes off the path without one
+                continue
+            self._put(self.after_one, token, _with_choice(self.after_one.get(token, []), choice))
+            pair = previous, token
+            self._put(self.after_two, pair, _with_choice(self.after_two.get(pair, []), choice))
+
+    def _store(self, previous: int, token: int, row: Row) -> None:
+        self._put(self.after_one, token, row)
+        self._put(self.after_two, (previous, token), row)
+
+    @staticmethod
+    def _put(table: dict[Key, Row], key: Key, row: Row) -> None:
+        table.pop(key, None)  # the newest goes last, so that the oldest can go first
+        table[key] = row
+
+
+def _with_choice(row: Row, choice: int) -> Row:
+    """``row`` with what was chosen now in front, and what was chosen before the less likely."""
+    former = [(token, FORMER * probability) for token, probability in row if token != choice]
+    return [(choice, CHOSEN), *former][:KEPT]
 
 
 def largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,6 +146,9 @@ class RunnerUp:
         return False
 
     def learn(self, context: Sequence[int], outcome: Outcome) -> None:  # noqa: ARG002
+        if not len(outcome.logits):
+            self._tokens = []
+            return
         path = outcome.accepted.path
         last = outcome.logits[1 + path[-1] if path else 0]
         chosen = outcome.accepted.tokens[-1]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from aparte.distribution import Distribution
 
 #: The parent of nodes that hang directly below the pending token.
 BELOW_ROOT = -1
@@ -15,18 +17,23 @@ class DraftTree:
     """Proposed tokens; ``parents[i]`` is an earlier node or :data:`BELOW_ROOT`.
 
     ``probabilities[i]`` estimates the chance that node ``i`` lies on the path that will be accepted.
+    ``drawn[i]`` is what node ``i`` was drawn from, for acceptance by rejection sampling, siblings in the
+    order of drawing; it is empty where nodes are named, not drawn.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probabilities: tuple[float, ...] = ()
+    drawn: tuple[Distribution, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def head(self, count: int) -> DraftTree:
         """The first ``count`` nodes; parents come before their children, so that is a tree too."""
-        return DraftTree(self.tokens[:count], self.parents[:count], self.probabilities[:count])
+        return DraftTree(
+            self.tokens[:count], self.parents[:count], self.probabilities[:count], self.drawn[:count]
+        )
 
     def children(self) -> dict[tuple[int, int], int]:
         """Node by (parent node, token)."""
@@ -85,9 +92,13 @@ def sanitize(tree: DraftTree, *, vocab_size: int, max_nodes: int, max_depth: int
 
     A broken drafter may waste a round trip, never change the text: token ids outside the vocabulary,
     parents that do not come before their node, twins, nodes too deep and nodes over budget are dropped
-    together with what hangs below them; estimates that are not probabilities become 0.
+    together with what hangs below them; estimates that are not probabilities become 0. If there
+    are distributions, but not one per node, nothing is usable.
     """
+    if tree.drawn and len(tree.drawn) != len(tree.tokens):
+        return DraftTree()
     builder = TreeBuilder()
+    drawn: list[Distribution] = []
     place: dict[int, int] = {BELOW_ROOT: BELOW_ROOT}  # node of the input -> node of the result
     depth: dict[int, int] = {BELOW_ROOT: 0}
     rows = zip(tree.tokens, tree.parents, tree.probabilities, strict=False)
@@ -97,6 +108,9 @@ def sanitize(tree: DraftTree, *, vocab_size: int, max_nodes: int, max_depth: int
         if depth[parent] >= max_depth or len(builder) >= max_nodes:
             continue
         usable = isinstance(probability, float) and math.isfinite(probability) and 0 <= probability <= 1
+        before = len(builder)
         place[node] = builder.add(place[parent], token, probability if usable else 0.0)
         depth[node] = depth[parent] + 1
-    return builder.build()
+        if tree.drawn and len(builder) > before:
+            drawn.append(tree.drawn[node])
+    return replace(builder.build(), drawn=tuple(drawn))
