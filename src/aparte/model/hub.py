@@ -18,7 +18,7 @@ from typing import Any
 from aparte.errors import CheckpointError
 from aparte.model.checkpoint import CONFIG, INDEX, WEIGHTS, read_config, read_index
 from aparte.model.folders import Progress, quiet
-from aparte.model.needed import Wanted
+from aparte.model.needed import Wanted, nothing
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,18 @@ def download(
         raise _explain(repo, session.unreachable or error, session.offline) from error
 
 
+def download_config(repo: str, progress: Progress | None = None) -> Path:
+    """The snapshot folder of ``repo``, of which only ``config.json`` is asked for."""
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    session = _Session(repo, progress or quiet, is_offline())
+    try:
+        return session.config()
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise _explain(repo, session.unreachable or error, session.offline) from error
+
+
 class _Session:
     """One download; every file is of the commit that the first one was of."""
 
@@ -81,15 +93,19 @@ class _Session:
         self.commit: str | None = None
         self.unreachable: Exception | None = None
 
-    def run(self, wanted: Wanted | None, tokenizer: bool) -> Path:
+    def config(self) -> Path:
+        """The snapshot folder, with the configuration in it."""
         self.progress(f"Looking up {self.repo} on the hub", 0, 0)
         if not self.offline:
             self._reach()
         config = self.get(CONFIG)
         if config is None:
             raise CheckpointError(f"{self.repo} has no {CONFIG}. {self._other_formats()}")
-        folder = config.parent
-        self.commit = folder.name
+        self.commit = config.parent.name
+        return config.parent
+
+    def run(self, wanted: Wanted | None, tokenizer: bool) -> Path:
+        folder = self.config()
         layers = int(read_config(folder).get("num_hidden_layers") or 0)
         self.get(_GENERATION)
         if tokenizer:
@@ -148,6 +164,8 @@ class _Session:
             self.get(file)
 
     def _weight_files(self, wanted: Wanted | None, layers: int) -> list[str]:
+        if wanted is nothing:
+            return []
         index = self.get(INDEX)
         if index is None:
             return [WEIGHTS]

@@ -1,0 +1,121 @@
+"""The layers below the protocol: TCP, TLS, WebSocket and the health page of a server, with their times."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from aparte.config import LinkSettings
+from aparte.errors import LinkError
+from aparte.fingerprint import Fingerprint
+from aparte.wire.websocket import WebSocketLink
+
+
+@dataclass(frozen=True)
+class Door:
+    """How to get in."""
+
+    url: str
+    token: str | None = None
+    ca_file: Path | None = None
+    settings: LinkSettings = field(default_factory=LinkSettings)
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "wss" else 80)
+
+    @property
+    def is_tls(self) -> bool:
+        return urlsplit(self.url).scheme == "wss"
+
+
+class Ping(WebSocketLink):
+    """A connection that is pinged and says nothing of a model."""
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(
+            door.url,
+            Fingerprint("", "", "", ""),
+            wire="float16",
+            width=1,
+            token=door.token,
+            ca_file=door.ca_file,
+            settings=door.settings,
+        )
+
+    def _greet(self) -> None:
+        """Nothing: the cloud waits some seconds for a greeting before it hangs up."""
+
+    def times_ms(self, count: int) -> list[float]:
+        """Round trips of WebSocket pings. Raises :class:`LinkError` if the cloud goes away."""
+        assert self._socket is not None
+        times = []
+        for _ in range(count):
+            started = time.perf_counter()
+            try:
+                answered = self._socket.ping().wait(self._settings.connect_timeout_s)
+            except Exception as error:
+                raise LinkError(f"{self.where} went away while it was pinged.") from error
+            if not answered:
+                raise LinkError(f"{self.where} answers no pings. Is it `aparte serve`?")
+            times.append((time.perf_counter() - started) * 1e3)
+        return times
+
+
+def connect_ms(door: Door) -> float:
+    started = time.perf_counter()
+    with socket.create_connection((door.host, door.port), door.settings.connect_timeout_s):
+        return (time.perf_counter() - started) * 1e3
+
+
+def tls_ms(door: Door) -> float:
+    """The TLS handshake alone."""
+    with _secured(door) as (_, took_ms):
+        return took_ms
+
+
+@contextlib.contextmanager
+def _secured(door: Door) -> Iterator[tuple[socket.socket, float]]:
+    """A fresh connection, with TLS where the address says so, and how long its handshake took."""
+    with socket.create_connection((door.host, door.port), door.settings.connect_timeout_s) as plain:
+        if not door.is_tls:
+            yield plain, 0.0
+            return
+        context = ssl.create_default_context(cafile=door.ca_file)
+        started = time.perf_counter()
+        with context.wrap_socket(plain, server_hostname=door.host) as secured:
+            yield secured, (time.perf_counter() - started) * 1e3
+
+
+def first_byte(door: Door) -> tuple[float, dict[str, Any]]:
+    """``GET /health``: time from the request to the first byte of the answer, and the answer."""
+    request = f"GET /health HTTP/1.1\r\nHost: {door.host}:{door.port}\r\nConnection: close\r\n\r\n"
+    with _secured(door) as (connection, _):
+        started = time.perf_counter()
+        connection.sendall(request.encode())
+        answer = connection.recv(1)
+        took_ms = (time.perf_counter() - started) * 1e3
+        while len(answer) < 1 << 16 and (piece := connection.recv(4096)):
+            answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    data = json.loads(body) if b" 200 " in head.split(b"\r\n")[0] else {}
+    numbers = (int, float, bool)
+    # A cloud's words are not repeated here: only states, counts and sizes.
+    return took_ms, {
+        str(key)[:40]: value
+        for key, value in (data.items() if isinstance(data, dict) else ())
+        if isinstance(value, numbers) or value in ("ok", "ready", "loading")
+    }

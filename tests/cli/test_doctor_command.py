@@ -1,0 +1,48 @@
+"""``aparte doctor`` as a user sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cli.command import Command
+from cli.reference import undocumented
+from running import FLOAT32, running_server
+
+FIELDS = {
+    "tcp_rtt_ms", "tls_ms", "ws_rtt_ms", "jitter_ms", "mbps_up", "mbps_down", "relayed", "prediction_tok_s",
+    "problems",
+}  # fmt: skip
+
+
+def test_with_and_without_a_model(aparte: Command, llama_folder: Path) -> None:
+    with running_server(llama_folder, compute=FLOAT32) as (_, url):
+        bare = aparte("doctor", "--cloud", url, "--json")
+        assert bare.code == 0
+        assert set(bare.json) >= FIELDS
+        assert bare.json["prediction_tok_s"] is None
+        assert "Without a MODEL" in bare.json["notes"][0]
+        words = ("--dtype", "float32", "--device", FLOAT32.device)
+        report = aparte("doctor", llama_folder, "--cloud", url, *words, "--json").json
+        assert report["prediction_tok_s"] > 0
+        assert undocumented("doctor", {**report, "health": {}, "step": None, "cloud": None}) == set()
+        assert set(report["cloud"]) == {"dtype", "max_nodes", "max_context", "model"}
+        full = aparte("doctor", llama_folder, "--cloud", url, "--compare", url, *words)
+        assert full.code == 0, full.err
+        assert "Relay or tunnel on the way: no." in full.out
+        assert "limits speed" in full.out
+        assert "Both ways take the same" in full.out
+        assert "sequential tok/s, predicted" in full.out
+
+
+def test_what_was_found_is_printed_before_the_error(aparte: Command, llama_folder: Path) -> None:
+    with running_server(llama_folder, token="right") as (_, url):
+        result = aparte("doctor", "--cloud", url, "--json")
+        assert result.code == 2
+        assert result.json["tcp_rtt_ms"] is not None
+        assert "refused the token" in result.json["problems"][0]
+        assert "refused the token" in result.err
+    gone = aparte("doctor", "--cloud", url)
+    assert gone.code == 1
+    assert "cannot be reached" in gone.err
+    assert aparte("doctor", "--cloud", "nowhere").code == 2
+    assert aparte("doctor").code == 2

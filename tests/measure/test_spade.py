@@ -1,0 +1,327 @@
+"""The SPADE bench: real answers over a simulated link, and figures that can be checked by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from aparte.bridge.file import save_bridge
+from aparte.bridge.net import BridgeNet
+from aparte.config import Cut, Drafting, Sampling
+from aparte.errors import UserError
+from aparte.measure.spade import BARE, CLOUD, EDGE, Bench, Options, Run, load_references, parse_lengths
+from aparte.measure.spade_plot import write_plot
+from aparte.measure.spade_report import PAPER, RTTS_MS, cells, summarize
+from aparte.measure.spade_setup import Sides, open_sides
+from aparte.measure.specbench import Question
+from aparte.model.fingerprint import take_fingerprint
+from aparte.model.parts import Blueprint
+from cli.command import Command
+from running import FLOAT32
+
+QUESTIONS = (
+    Question("1", "qa", ("the cat and the dog",)),
+    Question("2", "summarization", ("the cat the cat the cat",)),
+)
+REFERENCES = {"2": "the cat and the mat"}
+TOKENS = 20
+needs_scores = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("sacrebleu", "rouge_score")),
+    reason="sacrebleu and rouge-score (extra: scores) are not installed",
+)
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib (extra: plots) is not installed"
+)
+
+
+@pytest.fixture
+def blueprint(llama_folder: Path) -> Blueprint:
+    return Blueprint.open(llama_folder, FLOAT32)
+
+
+def open_tiny(blueprint: Blueprint, draft: str, **more: Any) -> Sides:
+    sides = open_sides(blueprint, "tiny", Drafting(draft, accept=more.pop("accept", "coupled")), **more)
+    for edge in (sides.edge, sides.bare):
+        edge.writer.codec.eos = frozenset()
+    return sides
+
+
+def rows_of(sides: Sides, options: Options, done: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+    return list(Bench(sides.edge, sides.bare, options, REFERENCES).run(QUESTIONS, done=done))
+
+
+def runs_of(row: dict[str, Any]) -> dict[str, Run]:
+    return {way: Run(**run) for way, run in row["runs"].items()}
+
+
+class TestRuns:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            Options(Sampling(), TOKENS, (1, 3)),
+            Options(Sampling(), TOKENS, (2, 6), tree=True),
+            Options(Sampling(temperature=0.9, seed=4), TOKENS, (3,)),
+        ],
+        ids=["greedy", "tree", "coupled"],
+    )
+    @pytest.mark.parametrize("draft", ["shallow:3", "context"])
+    def test_the_text_is_that_of_the_cloud_alone(
+        self, blueprint: Blueprint, draft: str, options: Options
+    ) -> None:
+        for row in rows_of(open_tiny(blueprint, draft), options):
+            runs = runs_of(row)
+            assert set(runs) == {CLOUD, *map(str, options.lengths), *([EDGE] if draft != "context" else [])}
+            for length in options.lengths:
+                assert runs[str(length)].digest == runs[CLOUD].digest
+                assert runs[str(length)].drafted <= length * runs[str(length)].steps
+            assert runs[CLOUD].steps == runs[CLOUD].tokens == TOKENS
+
+    def test_a_draft_that_is_the_model_is_always_right(
+        self, blueprint: Blueprint, llama_folder: Path
+    ) -> None:
+        """Then everything can be counted by hand."""
+        again = Blueprint.open(llama_folder, FLOAT32)
+        options = Options(Sampling(), TOKENS, (1, 4))
+        for row in rows_of(open_tiny(blueprint, "same", draft_model=again), options):
+            runs = runs_of(row)
+            assert runs[EDGE].digest == runs[CLOUD].digest
+            assert runs[EDGE].steps == runs[EDGE].bytes_up == 0
+            assert [runs[str(d)].steps for d in (1, 4)] == [TOKENS // 2, TOKENS // 5]
+            assert [runs[str(d)].accepted for d in (1, 4)] == [TOKENS // 2, 4 * TOKENS // 5]
+            assert runs["4"].rejected == 0
+
+    def test_rejection_sampling_runs_too(self, blueprint: Blueprint, llama_folder: Path) -> None:
+        sides = open_tiny(blueprint, "shallow:5", accept="rejection")
+        options = Options(Sampling(temperature=1.0, seed=1), TOKENS, (3,), rejection=True)
+        rows = rows_of(sides, options)
+        assert [runs_of(row)["3"].tokens for row in rows] == [TOKENS, TOKENS]
+        report = summarize(rows, (3,), 100.0, {}, exact=False)
+        assert report["spade"]["identical"] is None
+        assert report["different"] == []
+
+    def test_finished_rows_are_not_measured_again(self, blueprint: Blueprint) -> None:
+        sides, options = open_tiny(blueprint, "context"), Options(Sampling(), TOKENS, (2,))
+        done = [{"id": "1", "task": "qa", "marker": True}]
+        rows = rows_of(sides, options, done)
+        assert rows[0] is done[0]
+        assert rows[1]["id"] == "2"
+
+    def test_texts_are_kept_only_where_they_are_scored(self, blueprint: Blueprint) -> None:
+        first, second = rows_of(open_tiny(blueprint, "context"), Options(Sampling(), TOKENS, (2,)))
+        assert not first["scored"]
+        assert "text" not in first["runs"][CLOUD]
+        assert second["scored"]
+        assert second["runs"]["2"]["text"] == second["runs"][CLOUD]["text"] != ""
+
+
+class TestBridge:
+    @pytest.fixture
+    def bridge(self, blueprint: Blueprint, tmp_path: Path) -> Path:
+        """Untrained: the middle answers as for the token before."""
+        model = AutoModelForCausalLM.from_pretrained(blueprint.checkpoint.folder, local_files_only=True)
+        net = BridgeNet(model.model.layers[3], 32)
+        net.begin_as_copy()
+        path = tmp_path / "bridge.safetensors"
+        save_bridge(path, net, torch.arange(0, 300, 3), take_fingerprint(blueprint, Cut(), "tiny"))
+        return path
+
+    def test_returned_states_are_counted(self, blueprint: Blueprint, bridge: Path) -> None:
+        sides = open_tiny(blueprint, "bridge", bridge=bridge)
+        assert 0 < sides.memory_share < 1.5
+        rows = rows_of(sides, Options(Sampling(), TOKENS, (1, 4)))
+        for row in rows:
+            runs = runs_of(row)
+            assert runs[BARE].digest == runs["4"].digest == runs[CLOUD].digest
+            assert runs[BARE].bytes_states == runs[CLOUD].bytes_states == 0
+            # Two bytes for each of 32 numbers, for every token that became certain but the last one.
+            assert runs["4"].bytes_states == pytest.approx(2 * 32 * TOKENS, abs=2 * 32 * 4)
+            assert runs["4"].bytes_down - runs["4"].bytes_states < runs[BARE].bytes_down + 200
+        report = summarize(rows, (1, 4), 100.0, {}, exact=True)
+        assert report["no_states"]["bytes_states_per_token"] == 0
+        assert report["sweep"][1]["bytes_states_per_token"] > 40
+
+
+def made(way_steps: dict[str, int], tokens: int = 100, **more: Any) -> dict[str, Any]:
+    """A row with round figures."""
+    runs = {
+        way: vars(
+            Run(
+                tokens,
+                steps,
+                drafted=4 * steps,
+                accepted=tokens - steps,
+                rejected=5,
+                cloud_ms=10.0 * steps,
+                edge_ms=2.0 * steps,
+                compute_ms=15.0 * steps,
+                bytes_up=1000,
+                bytes_down=250,
+                digest="same",
+                text="the cat",
+            )
+        )
+        for way, steps in way_steps.items()
+    }
+    return {"id": "7", "task": "summarization", "scored": True, "prompt": {"tokens": 9}, "runs": runs} | more
+
+
+class TestReport:
+    def test_figures_by_hand(self) -> None:
+        report = summarize([made({CLOUD: 100, "4": 25})], (4,), 10.0, {}, exact=True)
+        alone, found = report[CLOUD], report["spade"]
+        assert alone["cloud_calls_per_answer"] == 100
+        assert alone["tok_s"]["0"] == pytest.approx(100 / (1.0 + 400 * 8 / 1e7), rel=1e-3)
+        assert alone["tok_s"]["150"] == pytest.approx(100 / (1.15 + 400 * 8 / 1e7), rel=1e-3)
+        assert found["d"] == 4
+        assert found["cloud_calls_per_answer"] == 25
+        assert found["call_reduction"] == 0.75
+        assert found["cloud_time_ratio"] == 0.25
+        assert found["tokens_per_call"] == 4
+        assert found["acceptance"] == 0.75
+        assert found["acceptance_per_token"] == pytest.approx(75 / 80, abs=1e-4)
+        assert found["tok_s"]["80"] == pytest.approx(100 / (0.375 + 25 * 0.08 + 1250 * 8 / 1e7), rel=1e-3)
+        assert found["break_even_rtt_ms"] == pytest.approx((1000 - 375) / 25)
+        assert found["colocated"]["cloud_time_ratio"] == pytest.approx(0.3)
+        assert found["edge_ms_per_draft"] == 0.5
+        assert found["identical"] is True
+
+    def test_a_different_answer_is_named(self) -> None:
+        row = made({CLOUD: 100, "4": 25})
+        row["runs"]["4"]["digest"] = "other"
+        report = summarize([row], (4,), 10.0, {}, exact=True)
+        assert report["different"] == ["7"]
+        assert report["spade"]["identical"] is False
+
+    def test_fewest_calls_are_best(self) -> None:
+        report = summarize([made({CLOUD: 100, "2": 40, "4": 25, "8": 25})], (2, 4, 8), 10.0, {}, exact=True)
+        assert report["spade"]["d"] == 4
+        assert report["cheapest_d"] == 4
+
+    def test_nothing_to_compare(self) -> None:
+        with pytest.raises(UserError, match="nothing to compare"):
+            summarize([], (4,), 10.0, {}, exact=True)
+
+    @needs_scores
+    def test_equal_texts_have_equal_scores(self) -> None:
+        report = summarize([made({CLOUD: 100, "4": 25})], (4,), 10.0, {"7": "the cat sat"}, exact=True)
+        for name in ("bleu1", "bleu4", "rouge1", "rougeL"):
+            assert report["spade"][name] == report[CLOUD][name]
+        assert report["spade"]["rouge1"] == pytest.approx(80)
+
+    def test_the_papers_figures_stand_beside(self) -> None:
+        heads, rows = cells(summarize([made({CLOUD: 100, "4": 25})], (4,), 10.0, {}, exact=True))
+        assert all(len(row) == len(heads) for row in rows)
+        names = [row[0] for row in rows]
+        assert names == [
+            "cloud only",
+            "SPADE d=4",
+            "co-located d=4",
+            "paper: target",
+            "paper: draft",
+            "paper: SPADE",
+        ]
+        assert rows[-1][1:4] == ["30.16", "77.4 %", "0.23"]
+        assert PAPER["models"] == "draft Llama-3.2-1B (RTX 3080), target Llama-3.1-8B (RTX A6000)"
+
+    @needs_matplotlib
+    @pytest.mark.parametrize("suffix", ["png", "svg"])
+    def test_the_picture(self, tmp_path: Path, suffix: str) -> None:
+        report = summarize([made({CLOUD: 100, EDGE: 0, "2": 40, "4": 25})], (2, 4), 10.0, {}, exact=True)
+        report |= {"model": "/some/folder/tiny", "draft": "bridge", "accept": "greedy"}
+        write_plot(report, file := tmp_path / f"sweep.{suffix}")
+        if suffix == "png":
+            assert file.read_bytes().startswith(b"\x89PNG")
+            return
+        text = file.read_text(encoding="utf-8")
+        assert "<title>tiny verifies what bridge drafts" in text
+        assert "/some" not in text
+
+
+class TestInput:
+    def test_lengths(self) -> None:
+        assert parse_lengths("4,1,4") == (1, 4)
+        for text in ("", "0,1", "1,65", "a"):
+            with pytest.raises(UserError, match="block lengths"):
+                parse_lengths(text)
+
+    def test_references_of_summaries_only(self, tmp_path: Path) -> None:
+        file = tmp_path / "questions.jsonl"
+        lines = [
+            {"question_id": 1, "category": "summarization", "turns": ["a"], "reference": ["one", "two"]},
+            {"question_id": 2, "category": "summarization", "turns": ["a"]},
+            {"question_id": 3, "category": "rag", "turns": ["a"], "reference": ["three"]},
+        ]
+        file.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+        assert load_references(file) == {"1": "one"}
+
+
+class TestCommand:
+    @pytest.fixture
+    def data(self, tmp_path: Path) -> Path:
+        file = tmp_path / "questions.jsonl"
+        lines = [
+            {"question_id": 1, "category": "qa", "turns": ["the cat"]},
+            {"question_id": 2, "category": "summarization", "turns": ["the dog"], "reference": ["a dog"]},
+        ]
+        file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        return file
+
+    def words(self, folder: Path, data: Path, *more: str) -> tuple[str, ...]:
+        words = ["bench", "spade", str(folder), "--data", str(data), "--draft", "shallow:4", "--d", "1,3"]
+        return (*words, "--max-new-tokens", "12", "--dtype", "float32", "--no-scores", *more)
+
+    def test_json(self, aparte: Command, llama_folder: Path, data: Path, tmp_path: Path) -> None:
+        resume = tmp_path / "rows.jsonl"
+        words = self.words(llama_folder, data, "--resume", str(resume), "--json")
+        report = aparte(*words).json
+        assert {"cloud_only", "edge_only", "spade", "sweep", "paper", "edge_memory_share"} <= set(report)
+        assert [row["d"] for row in report["sweep"]] == [1, 3]
+        assert report["spade"]["identical"] is True
+        assert set(report["spade"]["tok_s"]) == {str(rtt) for rtt in RTTS_MS}
+        assert len(resume.read_text(encoding="utf-8").splitlines()) == 3
+        assert aparte(*words).json == report  # from the file alone
+
+    def test_table(self, aparte: Command, llama_folder: Path, data: Path) -> None:
+        result = aparte(*self.words(llama_folder, data))
+        assert "SPADE d=3" in result.out
+        assert "paper: SPADE" in result.out
+        assert "Identical to the cloud by itself: yes" in result.err
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (("--d", "0"), "block lengths"),
+            (("--shape", "ring"), "shape"),
+            (("--shape", "tree", "--temperature", "1"), "greedy"),
+            (("--task", "poems"), "task"),
+            (("--draft", "shallow:9"), "does not fit"),
+            (("--draft", "bridge"), "bridge"),
+        ],
+    )
+    def test_mistakes(
+        self, aparte: Command, llama_folder: Path, data: Path, more: tuple[str, ...], message: str
+    ) -> None:
+        result = aparte(*self.words(llama_folder, data, *more))
+        assert result.code == 2
+        assert message in result.err
+
+
+class TestEnd:
+    def test_inside_a_block(self, blueprint: Blueprint, llama_folder: Path) -> None:
+        sides = open_tiny(blueprint, "same", draft_model=Blueprint.open(llama_folder, FLOAT32))
+        options = Options(Sampling(), TOKENS, (4,))
+        bench = Bench(sides.edge, sides.bare, options, {})
+        (row,) = bench.run(QUESTIONS[:1])
+        assert runs_of(row)[CLOUD].tokens == TOKENS
+        sides.edge.writer.codec.eos = frozenset(range(0, 300, 7))  # somewhere inside
+        (row,) = bench.run(QUESTIONS[:1])
+        runs = runs_of(row)
+        assert runs["4"].digest == runs[CLOUD].digest == runs[EDGE].digest
+        assert runs[CLOUD].tokens < TOKENS
