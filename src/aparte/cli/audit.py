@@ -1,0 +1,99 @@
+"""``aparte audit``: what the cloud can learn from what it receives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aparte.cli import options
+from aparte.cli.output import note, print_json, progress_bar
+from aparte.config import Compute, Cut, WireName, one_of
+
+
+def audit(
+    model: options.Model,
+    out: Annotated[
+        Path, typer.Option(help="Folder for report.html, report.md, results.json.", show_default=False)
+    ],
+    cuts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K,M …",
+            help="Cuts to audit, like '2,2 8,8'. By default four, with --quick two.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to attack and to train attackers on: lines, or JSON with full_text and spans. May be "
+            "repeated. By default a small sample that ships.",
+            show_default=False,
+        ),
+    ] = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Names joined by commas. By default all.", show_default=False),
+    ] = None,
+    defences: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="none, int8 to int2, noise:EPSILON, random-cut:LOW-HIGH, joined by commas.",
+            show_default=False,
+        ),
+    ] = None,
+    attacker_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Most tokens of own text for an attacker. By default 100000, with --quick 3000.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few minutes instead of over an hour.")] = False,
+    wire: options.Wire = "auto",
+    seed: Annotated[int, typer.Option(help="Of the split, the noise and the training.")] = 0,
+    dtype: options.Dtype = Compute.dtype,
+    device: options.DeviceOption = Compute.device,
+    json: options.Json = False,
+) -> None:
+    """Attack what MODEL's device would send, and measure what defences cost. Nothing leaves this machine.
+
+    An interrupted audit goes on when started again with the same options and folder.
+    """
+    from aparte.model.registry import resolve
+    from aparte.privacy.audit import run_audit
+    from aparte.privacy.plots import check_plots
+    from aparte.privacy.report import verdict, write_report
+    from aparte.privacy.settings import AuditSettings
+
+    one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
+    settings = AuditSettings(
+        model,
+        cuts=tuple(map(Cut.parse, (cuts or "").split())),
+        texts=tuple(text or ()),
+        attacks=_names(attacks),
+        defences=_names(defences),
+        attacker_tokens=attacker_tokens,
+        quick=quick,
+        seed=seed,
+        wire=wire,  # type: ignore[arg-type]
+    )
+    check_plots()
+    with progress_bar() as progress:
+        folder = resolve(model, progress=progress)
+        results = run_audit(folder, settings, Compute(dtype, device), out, progress)  # type: ignore[arg-type]
+    write_report(results, out)
+    for sentence in verdict(results):
+        note(sentence)
+    note(f"The report is in {out / 'report.html'}.")
+    if json:
+        print_json(results)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

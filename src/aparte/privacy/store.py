@@ -1,0 +1,57 @@
+"""Finished parts of an audit, kept in its folder: a run with the same settings goes on from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aparte.errors import UserError
+
+FILE = "finished.jsonl"
+
+
+class Store:
+    """Parts by key. A part that was begun and not finished is done again."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        """Raises :class:`UserError` if the folder holds an audit with other settings."""
+        self._file = folder / FILE
+        self._parts: dict[str, Any] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not self._file.exists():
+                self._file.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+                return
+            lines = self._file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"The folder {folder} cannot be used ({type(error).__name__}). Give another --out."
+            ) from None
+        rows = [row for row in map(_parsed, lines) if row is not None]
+        if not rows or rows[0] != json.loads(json.dumps(settings)):
+            raise UserError(
+                f"{folder} holds an audit with other settings. Give another --out, or delete {self._file}."
+            )
+        self._parts = {row["key"]: row["value"] for row in rows[1:]}
+        if lines and _parsed(lines[-1]) is None:  # what comes next needs a line of its own
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write("\n")
+
+    def part(self, key: str, make: Callable[[], Any]) -> Any:
+        """The value of a part: kept from before, or made now and kept."""
+        if key not in self._parts:
+            value = make()
+            with self._file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"key": key, "value": value}) + "\n")
+            self._parts[key] = value
+        return self._parts[key]
+
+
+def _parsed(line: str) -> Any:
+    """None for a line that an interruption cut short."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

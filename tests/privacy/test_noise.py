@@ -1,0 +1,55 @@
+"""The accounting against theorem 8 integrated numerically, and against published values."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import pytest
+
+from aparte.errors import UserError
+from aparte.privacy.noise import delta_of, gaussian_sigma
+
+
+def reference_delta(sigma: float, epsilon: float) -> float:
+    """The hockey-stick divergence of N(1, s^2) and N(0, s^2), by integration in 40 digits."""
+    with mpmath.workdps(40):
+        s = mpmath.mpf(sigma)
+        start = mpmath.mpf(epsilon) * s**2 + mpmath.mpf(1) / 2  # where the densities' ratio is e^epsilon
+
+        def excess(x: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.npdf(x, 1, s) - mpmath.exp(epsilon) * mpmath.npdf(x, 0, s)
+
+        return float(mpmath.quad(excess, [start, start + 2 * s, start + 10 * s, start + 40 * s]))
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 20.0, 200.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+def test_the_smallest_sigma_has_just_that_delta(epsilon: float, delta: float) -> None:
+    sigma = gaussian_sigma(epsilon, delta)
+    assert reference_delta(sigma, epsilon) == pytest.approx(delta, rel=1e-6)
+    assert reference_delta(0.99 * sigma, epsilon) > delta
+
+
+def test_published_value() -> None:
+    """Balle and Wang's own code prints this for epsilon 1, delta 1e-5."""
+    assert gaussian_sigma(1.0, 1e-5) == pytest.approx(3.730631634816464, rel=1e-9)
+
+
+def test_it_beats_the_classical_bound() -> None:
+    classical = math.sqrt(2 * math.log(1.25 / 1e-5)) / 0.5
+    assert gaussian_sigma(0.5, 1e-5) < classical
+
+
+def test_it_scales_with_the_sensitivity() -> None:
+    assert gaussian_sigma(2.0, 1e-6, 7.0) == pytest.approx(7 * gaussian_sigma(2.0, 1e-6))
+
+
+def test_delta_falls_with_noise_and_epsilon() -> None:
+    assert delta_of(1, 1) > delta_of(2, 1) > delta_of(2, 2) > 0
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (1, 0), (1, 1), (math.inf, 0.1)])
+def test_impossible_wishes(epsilon: float, delta: float) -> None:
+    with pytest.raises(UserError, match="epsilon"):
+        gaussian_sigma(epsilon, delta)
