@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aparte.cloud.load import load_engine
 from aparte.cloud.server import MiddleServer
+from aparte.cloud.verifier import load_verifier
 from aparte.config import Compute, Cut, ServerLimits
 from aparte.model.parts import Blueprint
 
@@ -29,9 +30,15 @@ def running_server(
     token: str | None = None,
     tls: ssl.SSLContext | None = None,
     name: str = "tiny",
+    whole: bool = False,
 ) -> Iterator[tuple[MiddleServer, str]]:
-    """Serve the middle of the model in ``folder``; yields the server and its URL."""
-    engine = load_engine(Blueprint.open(folder, compute), cut or Cut(), name, limits)
+    """Serve the middle of the model in ``folder``, or the ``whole`` of it; yields the server and its URL."""
+    blueprint = Blueprint.open(folder, compute)
+    engine = (
+        load_verifier(blueprint, name, limits)
+        if whole
+        else load_engine(blueprint, cut or Cut(), name, limits)
+    )
     server = MiddleServer(engine, token=token, tls=tls)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

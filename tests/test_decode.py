@@ -19,6 +19,7 @@ from aparte.errors import UserError
 from aparte.model.parts import Blueprint
 from aparte.session import Session
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
+from aparte.target.base import Ask
 from aparte.target.local import LocalTarget
 from drafters import Adversary, Oracle, all_drafters
 from running import FLOAT32
@@ -145,9 +146,9 @@ def test_one_round_trip_per_step_whatever_is_rejected(llama_folder: Path) -> Non
     submitted: list[int] = []
     original = target.submit
 
-    def counting(step: Any, tokens: Sequence[int], logits_from: int) -> None:
+    def counting(step: Any, tokens: Sequence[int], ask: Ask) -> None:
         submitted.append(len(step))
-        original(step, tokens, logits_from)
+        original(step, tokens, ask)
 
     target.submit = counting  # type: ignore[method-assign]
     job = Job(tuple(prompt), Sampling(), 30, frozenset(), max_nodes=8)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from aparte.config import Cut
 from aparte.errors import MismatchError
@@ -13,6 +14,7 @@ from aparte.fingerprint import Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint
 from running import FLOAT32
+from tiny import save_tiny
 
 OURS = Fingerprint("ours", "2,2", config="a" * 32, tensors="b" * 32, revision="c" * 40)
 
@@ -33,6 +35,49 @@ def test_the_same_model_passes_whatever_it_is_called() -> None:
 def test_a_difference_is_named(change: dict[str, str], cause: str) -> None:
     with pytest.raises(MismatchError, match=cause):
         OURS.check(replace(OURS, **change))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("2,2", "whole"), ("whole", "2,2")])
+def test_split_and_draft_mode_are_told_which_command_fits(ours: str, theirs: str) -> None:
+    with pytest.raises(MismatchError) as caught:
+        replace(OURS, cut=ours).check(replace(OURS, cut=theirs))
+    assert "aparte serve MODEL --cut 2,2" in str(caught.value)
+    assert "aparte serve MODEL --whole" in str(caught.value)
+    assert "the cloud sees the text" in str(caught.value)
+
+
+def test_of_a_whole_model_the_ends_count_too(llama_folder: Path, tmp_path: Path) -> None:
+    taken = take_fingerprint(Blueprint.open(llama_folder, FLOAT32), None, "tiny")
+    assert taken.cut == "whole"
+    file = save_tiny("llama", tmp_path / "other") / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"][0, 0] += 1
+    save_file(tensors, file, metadata={"format": "pt"})
+    blueprint = Blueprint.open(file.parent, FLOAT32)
+    with pytest.raises(MismatchError, match="different weights"):
+        taken.check(take_fingerprint(blueprint, None, "other"))
+    middle = take_fingerprint(Blueprint.open(llama_folder, FLOAT32), Cut(), "tiny")
+    middle.check(take_fingerprint(blueprint, Cut(), "other"))  # which split mode does not look at
+
+
+def test_a_vocabulary_of_another_size_is_another_model_when_the_ends_are_served(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    taken = take_fingerprint(Blueprint.open(llama_folder, FLOAT32), None, "tiny")
+    padded = Blueprint.open(save_tiny("llama", tmp_path / "padded", vocab_size=320), FLOAT32)
+    with pytest.raises(MismatchError, match="different architectures"):
+        taken.check(take_fingerprint(padded, None, "padded"))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_without_weights_what_is_left_is_compared(
+    tiny_folders: dict[str, Path], tmp_path: Path, family: str
+) -> None:
+    folder = tiny_folders[family]
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    bare = take_fingerprint(Blueprint.open(tmp_path, FLOAT32, weightless=True), None, "bare")
+    assert bare.tensors == ""
+    bare.check(take_fingerprint(Blueprint.open(folder, FLOAT32), None, family))
 
 
 def test_without_the_middle_on_disk_the_revision_decides() -> None:

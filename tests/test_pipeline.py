@@ -34,7 +34,7 @@ from aparte.speculate.accept import accept
 from aparte.speculate.drafter import Drafter, Nothing, Outcome, make_drafter
 from aparte.speculate.tree import DraftTree
 from aparte.step import Step
-from aparte.target.base import Target
+from aparte.target.base import Ask, Target
 from aparte.target.local import LocalTarget
 from aparte.target.split import DeviceParts, SplitTarget
 from aparte.text.tokenizer import Codec
@@ -386,10 +386,10 @@ def watched(target: SplitTarget) -> list[Step]:
     steps: list[Step] = []
     submit = target.submit
 
-    def note(step: Step, tokens: Sequence[int], logits_from: int) -> None:
+    def note(step: Step, tokens: Sequence[int], ask: Ask) -> None:
         assert len(step) == len(tokens)
         steps.append(step)
-        submit(step, tokens, logits_from)
+        submit(step, tokens, ask)
 
     target.submit = note  # type: ignore[method-assign]
     return steps

@@ -58,6 +58,7 @@ TEXT = (
     "aparte.text",
     "aparte.decode",
     "aparte.sampling",
+    "aparte.rejection",
     "aparte.answer",
     "aparte.session",
 )
@@ -68,10 +69,27 @@ def test_the_packages_are_those_that_the_rules_are_about() -> None:
         assert modules_under(f"aparte.{package}"), package
 
 
+#: Draft mode's side of the cloud, which is given text (as tokens).
+VERIFIER = "aparte.cloud.verifier"
+
+
 def test_the_cloud_knows_nothing_of_text() -> None:
-    assert (
-        offences("aparte.cloud", *TEXT, "aparte.device", "aparte.target", "transformers", "tokenizers") == []
-    )
+    found = offences("aparte.cloud", *TEXT, "aparte.device", "aparte.target", "transformers", "tokenizers")
+    assert [line for line in found if not line.startswith(f"{VERIFIER} ")] == []
+
+
+def test_the_verifier_chooses_tokens_and_knows_no_tokenizer() -> None:
+    rest = ("aparte.speculate", "aparte.text", "aparte.decode", "aparte.answer", "aparte.session")
+    assert offences(VERIFIER, *rest, "aparte.device", "aparte.target", "tokenizers") == []
+
+
+def test_only_draft_mode_loads_the_verifier() -> None:
+    importers = {line.split()[0] for line in offences("aparte", VERIFIER)}
+    assert {name for name in importers if not name.startswith("aparte.measure")} == {
+        "aparte.cli.serve",
+        "aparte.device",
+    }
+    assert VERIFIER not in loaded_by("aparte.device")  # it does so when a verifier is asked for
 
 
 def test_serving_loads_nothing_that_handles_text() -> None:

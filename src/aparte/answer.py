@@ -35,6 +35,8 @@ class Answer:
     decode: str
     cut: str
     prompt_tokens: int
+    #: Where the model is: ``split``, ``draft`` or ``local``.
+    target: str = "split"
     reused_tokens: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -104,6 +106,7 @@ class Answer:
             "bytes_per_token_down": round(down, 1),
             "decode": self.decode,
             "cut": self.cut,
+            "target": self.target,
             "finish_reason": self.finish_reason,
             "steps": [step.to_json() for step in self.steps],
         }
@@ -147,7 +150,7 @@ class Writer:
         on_prefill: PrefillProgress | None = None,
     ) -> tuple[Answer, Iterator[Piece]]:
         """The answer to come, and the pieces that fill it as they are consumed."""
-        answer = Answer(decode=decoding.decode, cut=self._cut, prompt_tokens=len(prompt))
+        answer = Answer(decoding.decode, self._cut, len(prompt), self.target.name)
         job = Job(
             prompt=tuple(prompt),
             sampling=sampling,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -23,8 +24,17 @@ WireName = Literal["auto", "float16", "bfloat16", "float32"]
 DECODING_MODES = ("auto", "sequential", "jacobi", "lookahead")
 SOURCES = ("context", "recycling", "runner-up")
 #: Further sources: ``auto`` takes up *model* if there is a ``--draft``, *common* and *bridge* if there is one
-#: for the model.
-MORE_SOURCES = ("common", "model", "bridge", "lookahead")
+#: for the model; *shallow* is for draft mode.
+MORE_SOURCES = ("common", "model", "bridge", "lookahead", "shallow")
+
+#: Where the model is: divided, whole behind a link, or whole on this machine.
+TARGETS = ("split", "draft", "local")
+#: Most tokens in a drafted block.
+LONGEST_DRAFT = 64
+#: How the verifier of draft mode takes drafts where tokens are sampled.
+ACCEPTANCES = ("coupled", "rejection")
+#: What drafts in draft mode besides models and ``shallow:K``.
+DRAFTERS = ("bridge", "context", "recycling", "common")
 
 
 def cache_dir() -> Path:
@@ -190,6 +200,76 @@ class Decoding:
 
 
 @dataclass(frozen=True)
+class Drafting:
+    """Draft mode (SPADE): what drafts on this machine, how much at a time, and how the cloud accepts it.
+
+    ``draft`` is one of :data:`DRAFTERS`, ``shallow:K`` or a model, or several joined by ``+``. ``length`` is
+    that of a block, a chain of tokens.
+    """
+
+    draft: str | None = None
+    length: int | None = None
+    accept: str = "coupled"
+    return_states: bool = True
+
+    def __post_init__(self) -> None:
+        one_of(self.accept, ACCEPTANCES, "acceptance")
+        if self.length is not None and not 1 <= self.length <= LONGEST_DRAFT:
+            raise UserError(
+                f"The draft length is {self.length}; it must be auto, or between 1 and {LONGEST_DRAFT}."
+            )
+        parts = () if self.draft is None else tuple(self.draft.split("+"))
+        if len(set(parts)) != len(parts) or not all(parts):
+            raise UserError(f"--draft {self.draft} names a drafter twice, or none between two +.")
+        if len(self._models) > 1 or len([part for part in parts if part.startswith("shallow:")]) > 1:
+            raise UserError(f"--draft {self.draft} names two models of a kind; one can draft at a time.")
+        if self.layers is not None and self.layers < 1:
+            raise UserError(f"--draft {self.draft} keeps no layer; shallow:K needs a K of at least 1.")
+
+    @classmethod
+    def parse_length(cls, text: str) -> int | None:
+        """Read ``auto`` or a number."""
+        if text == "auto":
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            raise UserError(
+                f"The draft length is {text!r}; it must be auto, or between 1 and {LONGEST_DRAFT}."
+            ) from None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of :data:`DRAFTERS`, ``shallow`` and, for a model, ``model``; empty by default."""
+        parts = () if self.draft is None else self.draft.split("+")
+        return tuple(
+            part if part in DRAFTERS else "shallow" if part.startswith("shallow:") else "model"
+            for part in parts
+        )
+
+    @property
+    def model(self) -> str | None:
+        """The model that drafts, if one is named."""
+        return self._models[0] if self._models else None
+
+    @property
+    def layers(self) -> int | None:
+        """The K of ``shallow:K``."""
+        for part in () if self.draft is None else self.draft.split("+"):
+            if part.startswith("shallow:"):
+                try:
+                    return int(part.removeprefix("shallow:"))
+                except ValueError:
+                    raise UserError(f"{part} is not of the form shallow:K; for example shallow:6.") from None
+        return None
+
+    @property
+    def _models(self) -> list[str]:
+        parts = () if self.draft is None else self.draft.split("+")
+        return [part for part, name in zip(parts, self.names, strict=True) if name == "model"]
+
+
+@dataclass(frozen=True)
 class Stopping:
     """When an answer ends, besides the model's own end-of-sequence tokens and the context limit."""
 
@@ -230,6 +310,8 @@ class ServerLimits:
     #: Nodes that may hang below the committed tip at a time.
     max_pending_nodes: int = 2048
     idle_s: float = 300.0
+    #: Bytes that the caches of all sessions may take; None is a share of what is free at the start.
+    kv_bytes: int | None = None
     header_bytes: int = 65_536
 
     def __post_init__(self) -> None:
@@ -237,3 +319,15 @@ class ServerLimits:
             raise UserError(f"The idle time is {self.idle_s} s; it must be positive.")
         if self.max_sessions < 1:
             raise UserError(f"max_sessions is {self.max_sessions}; it must be at least 1.")
+        if self.kv_bytes is not None and self.kv_bytes < 1:
+            raise UserError("The memory for sessions must be a positive number of bytes.")
+
+    @staticmethod
+    def parse_bytes(text: str) -> int | None:
+        """Read ``auto`` (None) or a number of bytes like 2000000000, 500MB or 1.5GB (GB = 10^9 bytes)."""
+        if text == "auto":
+            return None
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KB|MB|GB|)", text, re.IGNORECASE)
+        if match is None:
+            raise UserError(f"{text!r} is not an amount of memory. Use auto, or one like 500MB or 2GB.")
+        return int(float(match[1]) * {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}[match[2].upper()])

@@ -22,7 +22,7 @@ from aparte.speculate.accept import accept
 from aparte.speculate.ahead import SendAhead
 from aparte.speculate.budget import NodeBudget
 from aparte.speculate.drafter import Drafter, Outcome
-from aparte.target.base import Target, Timing
+from aparte.target.base import Ask, Target, Timing
 
 FinishReason = Literal["stop", "length"]
 PrefillProgress = Callable[[int, int], None]
@@ -169,12 +169,13 @@ def _decode(
         tree, logits = flight.tree, evaluation.logits
 
         # accept
-        positions = [len(flight.context) + depth for depth in (0, *tree.depths())]
+        choices = evaluation.choices
+        if choices is None:
+            positions = [len(flight.context) + depth for depth in (0, *tree.depths())]
+            choices = tuple(choose(logits, positions[flight.known :], job.sampling))
         if flight.ahead:  # the token after its root came with the step before
-            choices = (context[-1], *choose(logits, positions[1:], job.sampling))
+            choices = (context[-1], *choices)
             logits = torch.cat([root, logits])
-        else:
-            choices = tuple(choose(logits, positions, job.sampling))
         accepted = accept(tree, choices)
         new = accepted.tokens[flight.known :]
 
@@ -251,7 +252,7 @@ class _Prefill:
         for start in range(0, len(prompt) - chunk, chunk):
             tokens = prompt[start : start + chunk]
             step = self._session.chain(len(tokens))
-            self._target.submit(step, tokens, logits_from=len(tokens))
+            self._target.submit(step, tokens, Ask(len(tokens)))
             self._session.commit(tokens, step.slots)
             self._waiting.append(len(tokens))
             if len(self._waiting) > self.IN_FLIGHT:

@@ -7,14 +7,19 @@ from pathlib import Path
 
 from aparte.answer import Writer
 from aparte.bridge.draft import BridgeDraft, BridgeParts
+from aparte.bridge.edge import EdgeBridge, EdgeParts
 from aparte.bridge.file import load_bridge
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.load import load_engine
 from aparte.config import Compute, Cut, LinkSettings, WireName
 from aparte.errors import UserError
+from aparte.fingerprint import WHOLE, Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
 from aparte.speculate.draft_model import DraftModel, check_vocabulary
+from aparte.speculate.shallow import open_shallow
+from aparte.target.draft import DraftTarget
+from aparte.target.local import LocalTarget
 from aparte.target.split import DeviceParts, SplitTarget
 from aparte.text.tokenizer import Codec
 from aparte.wire.link import Link
@@ -50,21 +55,93 @@ def open_writer(
     if cloud is None:
         link = InProcessLink(load_engine(blueprint, cut, name, progress=progress), number_format)
     else:
-        link = socket = WebSocketLink(
+        link = _connected(
             cloud,
+            blueprint,
             take_fingerprint(blueprint, cut, name),
-            wire=number_format,
-            width=blueprint.hidden_size,
-            token=token,
-            ca_file=ca_file,
-            settings=settings,
+            number_format,
+            token,
+            ca_file,
+            settings,
+            notice,
         )
-        socket.open()
-        if notice:
-            _warn(socket, blueprint, notice)
     codec = Codec(blueprint.checkpoint.folder)
     target = SplitTarget(DeviceParts(blueprint, cut, progress), link, number_format)
     return Writer(target, codec, str(cut), settings.prefill_chunk)
+
+
+def open_draft_writer(
+    blueprint: Blueprint,
+    name: str,
+    *,
+    rejection: bool = False,
+    cloud: str | None = None,
+    wire: WireName = "auto",
+    token: str | None = None,
+    ca_file: Path | None = None,
+    settings: LinkSettings | None = None,
+    progress: Progress | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> Writer:
+    """Reach the verifier of ``blueprint``'s model at ``cloud``, or have one in this process without it.
+
+    With a ``cloud`` nothing of the model is loaded here: what drafts loads what it needs. ``rejection`` is
+    how drafts are accepted where tokens are sampled.
+    """
+    settings = settings or LinkSettings()
+    number_format = wire_format(wire, blueprint)
+    link: Link
+    if cloud is None:
+        from aparte.cloud.verifier import load_verifier
+
+        link = InProcessLink(load_verifier(blueprint, name, progress=progress), number_format)
+    else:
+        link = _connected(
+            cloud,
+            blueprint,
+            take_fingerprint(blueprint, None, name),
+            number_format,
+            token,
+            ca_file,
+            settings,
+            notice,
+        )
+    target = DraftTarget(blueprint, link, number_format, rejection=rejection)
+    return Writer(target, Codec(blueprint.checkpoint.folder), WHOLE, settings.prefill_chunk)
+
+
+def open_local_writer(
+    blueprint: Blueprint, settings: LinkSettings | None = None, progress: Progress | None = None
+) -> Writer:
+    """Load the whole model on this machine; nothing is sent anywhere."""
+    chunk = (settings or LinkSettings()).prefill_chunk
+    return Writer(LocalTarget(blueprint, progress), Codec(blueprint.checkpoint.folder), WHOLE, chunk)
+
+
+def _connected(
+    cloud: str,
+    blueprint: Blueprint,
+    fingerprint: Fingerprint,
+    number_format: str,
+    token: str | None,
+    ca_file: Path | None,
+    settings: LinkSettings,
+    notice: Callable[[str], None] | None,
+) -> WebSocketLink:
+    """The connection is made, and both sides mean the same model."""
+    link = WebSocketLink(
+        cloud,
+        fingerprint,
+        wire=number_format,
+        width=blueprint.hidden_size,
+        token=token,
+        ca_file=ca_file,
+        settings=settings,
+    )
+    link.open()
+    if notice:
+        _warn(link, blueprint, notice)
+    return link
 
 
 def open_draft_model(
@@ -90,6 +167,30 @@ def open_bridge(path: Path, writer: Writer) -> BridgeDraft:
     blueprint = target.parts.blueprint
     parts = BridgeParts(load_bridge(path, blueprint, target.parts.cut), blueprint)
     return BridgeDraft(parts, target, writer.session)
+
+
+def open_edge_bridge(
+    path: Path, cut: Cut, writer: Writer, *, return_states: bool, progress: Progress | None = None
+) -> EdgeBridge:
+    """Load the bridge in ``path``, and the front and back of its ``cut``, to draft in draft mode.
+
+    ``return_states`` has the verifier return the states that the bridge was trained to start from.
+    """
+    target = _draft_target(writer)
+    parts = EdgeParts(load_bridge(path, target.blueprint, cut), target.blueprint, cut, progress)
+    states = target.keep_states(parts.returned_layer) if return_states else None
+    return EdgeBridge(parts, writer.session, states)
+
+
+def open_shallow_model(layers: int, writer: Writer, progress: Progress | None = None) -> DraftModel:
+    """Load the first ``layers`` layers of the verifier's model, to draft in draft mode."""
+    return open_shallow(_draft_target(writer).blueprint, layers, progress=progress)
+
+
+def _draft_target(writer: Writer) -> DraftTarget:
+    if not isinstance(writer.target, DraftTarget):
+        raise UserError("This drafts for a verifier, in draft mode only. Use --target draft.")
+    return writer.target
 
 
 def _warn(link: WebSocketLink, blueprint: Blueprint, notice: Callable[[str], None]) -> None:

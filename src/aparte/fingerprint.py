@@ -11,14 +11,17 @@ from typing import Any
 
 from aparte.errors import MismatchError
 
+#: Instead of a cut: the cloud serves the model in one piece, for draft mode.
+WHOLE = "whole"
+
 _KEYS = ("name", "cut", "config", "tensors", "revision")
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Names and hashes of a served middle.
+    """Names and hashes of a served middle, or of a whole model (then ``cut`` is :data:`WHOLE`).
 
-    ``tensors`` is empty where the middle is not on this disk, as on a device that fetched only its own
+    ``tensors`` is empty where what is served is not on this disk, as on a device that fetched only its own
     shards; then ``revision``, the commit of a model from a hub, has to do.
     """
 
@@ -42,6 +45,14 @@ class Fingerprint:
 
     def check(self, other: Fingerprint) -> None:
         """Raise :class:`MismatchError`, naming both models, unless ``self`` (ours) equals ``other``."""
+        if self.cut != other.cut and WHOLE in (self.cut, other.cut):
+            cut = other.cut if self.cut == WHOLE else self.cut
+            raise MismatchError(
+                f"One side is in draft mode, with {self.name} in one piece on the cloud, and the other side "
+                f"in split mode, with cut {cut}. For split mode start the server with `aparte serve MODEL "
+                f"--cut {cut}`; for draft mode, in which the cloud sees the text, start it with "
+                "`aparte serve MODEL --whole` and the device with --target draft."
+            )
         if self.cut != other.cut:
             raise MismatchError(
                 f"This side cuts {self.name} at {self.cut}, the other side at {other.cut}. "

@@ -19,7 +19,7 @@ from aparte.speculate.accept import Accepted
 from aparte.speculate.drafter import Drafter
 from aparte.speculate.tree import BELOW_ROOT, DraftTree, sanitize
 from aparte.step import Step
-from aparte.target.base import Evaluation, Target, Timing
+from aparte.target.base import Ask, Evaluation, Target, Timing
 
 if TYPE_CHECKING:
     from aparte.decode import Job
@@ -181,13 +181,16 @@ class Pipeline:
             # The target's own token comes on top of an accepted draft, hence one less than is left.
             max_depth=self.longest - len(context) - 1,
         )
-        if self._job.budget is not None:
+        # What was drawn at random is judged as it was drawn: cutting it by what it turned out to be would
+        # favour some tokens.
+        if self._job.budget is not None and not tree.drawn:
             tree = self._job.budget.trim(tree)
         return tree, (self._job.clock() - started) * 1e3
 
     def _launch(self, flight: Flight) -> None:
         tokens = (*flight.pending_tokens, *flight.tree.tokens)
-        self._target.submit(flight.step, tokens, logits_from=max(0, flight.pending - 1))
+        ask = Ask(max(0, flight.pending - 1), self._job.sampling, flight.tree.drawn)
+        self._target.submit(flight.step, tokens, ask)
         self._flights.append(flight)
 
     def _likely(self, probability: float) -> float:

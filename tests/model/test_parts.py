@@ -12,7 +12,7 @@ from aparte.config import Compute, Cut
 from aparte.errors import CheckpointError, CutError
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.linear import PackedLinear, packed_available
-from aparte.model.needed import layer_index, needed_by_cloud, needed_by_device
+from aparte.model.needed import layer_index, needed_by_cloud, needed_by_device, needed_to_draft
 from aparte.model.parts import Blueprint
 from aparte.target.split import DeviceParts
 from running import FLOAT32
@@ -110,3 +110,16 @@ def test_packed_parts_compute_in_float32(llama_folder: Path) -> None:
     logits = head(embed(torch.tensor([1, 2])))
     assert logits.dtype == torch.float32
     assert blueprint.precision.name == "packed16"
+
+
+def test_a_device_in_draft_mode_needs_what_its_drafters_do() -> None:
+    def layers_of(names: tuple[str, ...], shallow: int | None = None) -> list[object]:
+        wanted = needed_to_draft(Cut(1, 2), names, shallow)
+        tensors = ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"]
+        tensors += [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(6)]
+        return [layer_index(name) for name in tensors if wanted(name, 6)]
+
+    assert layers_of(("context",)) == layers_of(("context", "model")) == []
+    assert layers_of(("bridge", "context")) == [None, None, None, 0, 4, 5]
+    assert layers_of(("shallow",), 3) == [None, None, None, 0, 1, 2]
+    assert layers_of(("shallow", "bridge"), 2) == [None, None, None, 0, 1, 4, 5]

@@ -15,6 +15,7 @@ from aparte.config import DEFAULT_MODEL
 from aparte.errors import CheckpointError
 from aparte.model import embedded, folders
 from aparte.model.checkpoint import CONFIG, INDEX, WEIGHTS, Checkpoint
+from aparte.model.needed import nothing
 from aparte.model.registry import ModelEntry, available, resolve
 from hub_server import Hub, serve_hub
 from tiny import save_tiny, save_tiny_gguf
@@ -115,6 +116,14 @@ class TestHub:
         assert not any("token" in name for _, name in hub.requests)
         theirs, ours = Checkpoint.open(source).read(names), Checkpoint.open(folder).read(names)
         assert all(torch.equal(ours[name], theirs[name]) for name in names)
+
+    def test_no_weights_for_a_device_that_needs_none(self, hub: Hub, llama_folder: Path) -> None:
+        """Not even where they are all in one file."""
+        hub.repos["some/whole"] = llama_folder
+        folder = resolve("some/whole", wanted=nothing)
+        assert not [name for name in hub.downloads() if name.endswith(".safetensors")]
+        assert (folder / "tokenizer.json").exists()
+        assert Checkpoint.open(folder, weightless=True).names() == frozenset()
 
     def test_everything_when_nothing_is_said(self, hub: Hub, source: Path) -> None:
         folder = resolve("some/tiny")

@@ -12,13 +12,17 @@ from typing import Annotated
 import typer
 
 from aparte import __version__
+from aparte.cli.audit import audit
 from aparte.cli.bench import bench_app
 from aparte.cli.bridge import bridge_app
 from aparte.cli.chat import chat
 from aparte.cli.demo import demo
+from aparte.cli.doctor import doctor
 from aparte.cli.forget import forget
 from aparte.cli.generate import generate
 from aparte.cli.models import models_app
+from aparte.cli.plan import plan
+from aparte.cli.rtt import rtt
 from aparte.cli.serve import serve
 from aparte.cli.verify import verify
 from aparte.cli.wan import wan
@@ -36,8 +40,12 @@ app.command()(generate)
 app.command()(chat)
 app.command()(verify)
 app.command()(demo)
+app.command()(audit)
 app.command()(forget)
 app.command("wan")(wan)
+app.command("plan")(plan)
+app.command("rtt")(rtt)
+app.command("doctor")(doctor)
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
 app.add_typer(bridge_app, name="bridge")

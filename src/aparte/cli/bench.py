@@ -9,6 +9,8 @@ import typer
 
 from aparte.cli import options
 from aparte.cli.bench_budget import budget
+from aparte.cli.bench_load import load
+from aparte.cli.bench_spade import spade
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
 from aparte.cli.setup import Setup, connect, load_models
@@ -24,6 +26,8 @@ def _bench() -> None:
 
 
 bench_app.command()(budget)
+bench_app.command()(spade)
+bench_app.command()(load)
 
 
 @bench_app.command()

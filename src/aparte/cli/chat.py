@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 
 from aparte.cli import options
+from aparte.cli.drafting import choose_decoding, drafter_for
 from aparte.cli.generate import stream, summarize
 from aparte.cli.output import PrefillBar, note, print_json
-from aparte.cli.remember import check_remember, remembered
-from aparte.cli.setup import Setup, connect, load_models
-from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
+from aparte.cli.remember import check_remember
+from aparte.cli.setup import Setup, connect
+from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
 
 HELP = "Ctrl-C stops an answer. /reset starts a new conversation, /help shows this, /exit (or Ctrl-D) leaves."
@@ -23,9 +24,13 @@ HELP = "Ctrl-C stops an answer. /reset starts a new conversation, /help shows th
 def chat(
     model: options.Model,
     cloud: options.Cloud = None,
+    target: options.TargetOption = TARGETS[0],
     cut: options.CutOption = str(Cut()),
     decode: options.Decode = Decoding.decode,
     draft: options.Draft = Decoding.draft,
+    draft_length: options.DraftLength = "auto",
+    accept: options.Accept = Drafting.accept,
+    return_states: options.ReturnStates = Drafting.return_states,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
     in_flight: options.InFlight = Decoding.in_flight,
@@ -53,13 +58,29 @@ def chat(
 
     Reads lines from standard input; with --json it prints one JSON object per answer.
     """
-    decoding = Decoding(decode, ngram, max_nodes, draft=draft, in_flight=in_flight)
-    check_remember(decoding, remember)
+    where = Cut.parse(cut)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
+    decoding, drafting = choose_decoding(
+        target,
+        model,
+        where,
+        sampling=sampling,
+        decode=decode,
+        draft=draft,
+        ngram=ngram,
+        max_nodes=max_nodes,
+        in_flight=in_flight,
+        draft_length=draft_length,
+        accept=accept,
+        return_states=return_states,
+        linked=not (cloud is None and rtt is None and mbps is None),
+        remember=remember,
+    )
+    check_remember(decoding, remember)
     stopping = Stopping(max_new_tokens, tuple(stop or ()))
     setup = Setup(
         model=model,
-        cut=Cut.parse(cut),
+        cut=where,
         compute=Compute(dtype, device),  # type: ignore[arg-type]
         cloud=cloud,
         rtt_ms=rtt,
@@ -68,13 +89,14 @@ def chat(
         token=options.read_token(token_file),
         ca_file=tls_ca,
         settings=LinkSettings(step_timeout_s=step_timeout),
+        target=target,
+        drafting=drafting,
     )
     start = [{"role": "system", "content": system}] if system else []
     failed: AparteError | None = None
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(connect(setup, quiet=json))
-        models = load_models(decoding, setup, writer, quiet=json)
-        kept = remembered(decoding, model, writer.target.vocab_size, remember, models)
+        kept = drafter_for(decoding, sampling, setup, writer, remember=remember, quiet=json)
         drafter = stack.enter_context(kept)
         messages = list(start)
         if not json:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aparte.cli import options
+from aparte.cli.drafting import choose_decoding, drafter_for
 from aparte.cli.output import PrefillBar, RoundTripMarks, note, print_json, write
-from aparte.cli.remember import check_remember, remembered
-from aparte.cli.setup import Setup, connect, load_models
-from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
+from aparte.cli.remember import check_remember
+from aparte.cli.setup import Setup, connect
+from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
 
 if TYPE_CHECKING:
@@ -24,9 +25,13 @@ def generate(
     model: options.Model,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.", show_default=False)],
     cloud: options.Cloud = None,
+    target: options.TargetOption = TARGETS[0],
     cut: options.CutOption = str(Cut()),
     decode: options.Decode = Decoding.decode,
     draft: options.Draft = Decoding.draft,
+    draft_length: options.DraftLength = "auto",
+    accept: options.Accept = Drafting.accept,
+    return_states: options.ReturnStates = Drafting.return_states,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
     in_flight: options.InFlight = Decoding.in_flight,
@@ -51,10 +56,29 @@ def generate(
     marks: Annotated[bool, typer.Option("--marks", help="Mark the tokens of each round trip.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Write one answer to PROMPT: the text stays here, the middle layers run on the cloud."""
-    decoding = Decoding(decode, ngram, max_nodes, draft=draft, in_flight=in_flight)
-    check_remember(decoding, remember)
+    """Write one answer to PROMPT: the text stays here, the middle layers run on the cloud.
+
+    With --target draft the whole model runs on the cloud, which then sees the text, and this device drafts.
+    """
+    where = Cut.parse(cut)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
+    decoding, drafting = choose_decoding(
+        target,
+        model,
+        where,
+        sampling=sampling,
+        decode=decode,
+        draft=draft,
+        ngram=ngram,
+        max_nodes=max_nodes,
+        in_flight=in_flight,
+        draft_length=draft_length,
+        accept=accept,
+        return_states=return_states,
+        linked=not (cloud is None and rtt is None and mbps is None),
+        remember=remember,
+    )
+    check_remember(decoding, remember)
     stopping = Stopping(max_new_tokens, tuple(stop or ()))
     text = options.read_text(prompt)
     if raw and system:
@@ -63,7 +87,7 @@ def generate(
         )
     setup = Setup(
         model=model,
-        cut=Cut.parse(cut),
+        cut=where,
         compute=Compute(dtype, device),  # type: ignore[arg-type]
         cloud=cloud,
         rtt_ms=rtt,
@@ -72,6 +96,8 @@ def generate(
         token=options.read_token(token_file),
         ca_file=tls_ca,
         settings=LinkSettings(step_timeout_s=step_timeout),
+        target=target,
+        drafting=drafting,
     )
     with connect(setup, quiet=json) as writer:
         if raw:
@@ -80,8 +106,7 @@ def generate(
             messages = [{"role": "system", "content": system}] if system else []
             tokens = writer.codec.encode_chat([*messages, {"role": "user", "content": text}])
         prefill = PrefillBar(quiet=json)
-        models = load_models(decoding, setup, writer, quiet=json)
-        kept = remembered(decoding, setup.model, writer.target.vocab_size, remember, models)
+        kept = drafter_for(decoding, sampling, setup, writer, remember=remember, quiet=json)
         with kept as drafter:
             answer, pieces = writer.write(
                 tokens,

@@ -44,7 +44,32 @@ Decode = Annotated[
 ]
 Draft = Annotated[
     str | None,
-    typer.Option(metavar="DRAFT", help="Model of the same tokens that drafts here.", show_default=False),
+    typer.Option(
+        metavar="DRAFT",
+        help="Model of the same tokens that drafts here; in draft mode also bridge, context, shallow:K, "
+        "joined by +.",
+        show_default=False,
+    ),
+]
+TargetOption = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        help="split: the cloud does the middle. draft: it verifies what this device drafts, and sees the "
+        "text. local: no cloud.",
+    ),
+]
+DraftLength = Annotated[
+    str, typer.Option(metavar="D", help="Draft mode: tokens per block, or auto: as many as pay.")
+]
+Accept = Annotated[
+    str, typer.Option(help="Draft mode, with a temperature: coupled (same text for a seed) or rejection.")
+]
+ReturnStates = Annotated[
+    bool,
+    typer.Option(
+        "--return-states/--no-return-states", help="Draft mode: have hidden states returned for the bridge."
+    ),
 ]
 Ngram = Annotated[int, typer.Option(help="n-gram size of lookahead, 3 to 7.")]
 MaxNodes = Annotated[

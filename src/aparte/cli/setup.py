@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from aparte.cli.output import note, progress_bar
-from aparte.config import Compute, Cut, Decoding, LinkSettings
+from aparte.config import Compute, Cut, Decoding, Drafting, LinkSettings
 from aparte.errors import AparteError, UserError
 
 if TYPE_CHECKING:
     from aparte.answer import Writer
+    from aparte.model.needed import Wanted
+    from aparte.model.parts import Blueprint, Progress
     from aparte.speculate.common import CommonTable
     from aparte.speculate.neural import TreeModel
 
@@ -22,11 +24,15 @@ PRIVACY_LINE = (
     "The cloud receives hidden states, never text. With the model's public weights it can reconstruct the "
     "prompt and the answer from them: see docs/privacy.md before you rely on it."
 )
+DRAFT_LINE = (
+    "Draft mode: the cloud sees the text. It gets the prompt and the answer as tokens; this device only "
+    "saves it work. Where the cloud is not to be given text, use --target split."
+)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Which model, where its middle is, and how to reach it."""
+    """Which model, where its middle (or, in draft mode, all of it) is, and how to reach it."""
 
     model: str
     cut: Cut
@@ -38,6 +44,8 @@ class Setup:
     token: str | None = None
     ca_file: Path | None = None
     settings: LinkSettings = field(default_factory=LinkSettings)
+    target: str = "split"
+    drafting: Drafting = field(default_factory=Drafting)
 
     @property
     def emulated(self) -> bool:
@@ -62,42 +70,72 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         bars = contextlib.ExitStack()
         stack.callback(bars.close)
         progress = bars.enter_context(progress_bar(quiet))
-        from aparte.model.needed import needed_by_device
         from aparte.model.registry import resolve
 
         # Before anything is started: two processes should not fetch the same model.
-        needed = None if cloud is None else needed_by_device(setup.cut)
-        folder = resolve(setup.model, wanted=needed, progress=progress)
+        folder = resolve(setup.model, wanted=None if cloud is None else _needed(setup), progress=progress)
         if profile is not None and cloud is None:
             progress("starting the cloud", 0, 1)
-            child = stack.enter_context(CloudProcess(setup.model, setup.cut, setup.compute, profile))
-        from aparte.device import open_writer
+            cut = None if setup.target == "draft" else setup.cut
+            child = stack.enter_context(CloudProcess(setup.model, cut, setup.compute, profile))
         from aparte.model.parts import Blueprint
 
         notices: list[str] = []
-        blueprint = Blueprint.open(folder, setup.compute)
+        weightless = setup.target == "draft" and cloud is not None
+        blueprint = Blueprint.open(folder, setup.compute, weightless=weightless)
         if child is not None:
             cloud, token = child.url(), child.token
             progress("starting the cloud", 1, 1)
-        writer = open_writer(
-            blueprint,
-            setup.model,
-            setup.cut,
-            cloud=cloud,
-            wire=setup.wire,  # type: ignore[arg-type]
-            token=token,
-            ca_file=setup.ca_file,
-            settings=setup.settings,
-            progress=progress,
-            notice=notices.append,
-        )
+        writer = _open(setup, blueprint, cloud, token, progress, notices.append)
         stack.callback(writer.target.close)
         bars.close()  # a live bar would take the answer's standard output
         for notice in notices:
             note(notice)
-        if not quiet and cloud is not None:
+        if not quiet and setup.target == "draft":
+            note(DRAFT_LINE)
+        elif not quiet and cloud is not None:
             note(PRIVACY_LINE)
         yield writer
+
+
+def _open(
+    setup: Setup,
+    blueprint: Blueprint,
+    cloud: str | None,
+    token: str | None,
+    progress: Progress,
+    notice: Callable[[str], None],
+) -> Writer:
+    from aparte.device import open_draft_writer, open_local_writer, open_writer
+
+    if setup.target == "local":
+        return open_local_writer(blueprint, setup.settings, progress)
+    reach: dict[str, Any] = {
+        "cloud": cloud,
+        "wire": setup.wire,
+        "token": token,
+        "ca_file": setup.ca_file,
+        "settings": setup.settings,
+        "progress": progress,
+        "notice": notice,
+    }
+    if setup.target == "draft":
+        rejection = setup.drafting.accept == "rejection"
+        return open_draft_writer(blueprint, setup.model, rejection=rejection, **reach)
+    return open_writer(blueprint, setup.model, setup.cut, **reach)
+
+
+def _needed(setup: Setup) -> Wanted:
+    """What this device has to have of the model while the rest is at a cloud."""
+    from aparte.bridge.file import find_bridge
+    from aparte.model.needed import needed_by_device, needed_to_draft
+
+    if setup.target != "draft":
+        return needed_by_device(setup.cut)
+    names = setup.drafting.names
+    if not names and find_bridge(setup.model, setup.cut) is not None:
+        names = ("bridge",)
+    return needed_to_draft(setup.cut, names, setup.drafting.layers)
 
 
 def load_models(
@@ -107,14 +145,15 @@ def load_models(
 
     Raises :class:`UserError` if one is asked for by name that there is not; ``auto`` does without.
     """
-    from aparte.speculate.common import shipped_table
+    from aparte.speculate.common import common_table, shipped_table
 
     models: dict[str, TreeModel | CommonTable] = {}
-    table = shipped_table(setup.model)
-    if table is not None and (decoding.decode == "auto" or "common" in decoding.sources):
+    if "shallow" in decoding.sources:
+        raise UserError("shallow drafts in draft mode only: --target draft --draft shallow:K.")
+    if "common" in decoding.sources:
+        models["common"] = common_table(setup.model)
+    elif decoding.decode == "auto" and (table := shipped_table(setup.model)) is not None:
         models["common"] = table
-    elif "common" in decoding.sources:
-        raise UserError(f"There is no table of the common source for {setup.model}. Use another --decode.")
     if decoding.draft is not None:
         with progress_bar(quiet) as progress:
             from aparte.device import open_draft_model
@@ -124,7 +163,7 @@ def load_models(
             models["model"] = open_draft_model(folder, decoding.draft, setup.compute, writer, progress)
     if "bridge" in decoding.sources:
         models["bridge"] = _load_bridge(setup, writer)
-    elif decoding.decode == "auto":
+    elif decoding.decode == "auto" and setup.target == "split":
         try:
             models["bridge"] = _load_bridge(setup, writer)
         except MissingBridgeError:
@@ -139,16 +178,22 @@ class MissingBridgeError(UserError):
 
 
 def _load_bridge(setup: Setup, writer: Writer) -> TreeModel:
-    from aparte.bridge.file import find_bridge
     from aparte.device import open_bridge
+
+    return open_bridge(the_bridge(setup), writer)
+
+
+def the_bridge(setup: Setup) -> Path:
+    """The bridge's file. Raises :class:`MissingBridgeError` if there is none."""
+    from aparte.bridge.file import find_bridge
 
     path = find_bridge(setup.model, setup.cut)
     if path is None:
         raise MissingBridgeError(
             f"There is no bridge for {setup.model} at cut {setup.cut}. Train one with `aparte bridge train "
-            f"{setup.model} --cut {setup.cut}`, or use another --decode."
+            f"{setup.model} --cut {setup.cut}`, or draft with something else."
         )
-    return open_bridge(path, writer)
+    return path
 
 
 def _relayed(stack: contextlib.ExitStack, url: str, profile: object) -> str:

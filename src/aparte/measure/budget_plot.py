@@ -63,7 +63,7 @@ def write_plot(report: dict[str, Any], file: Path) -> None:
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=nothing, facecolor="none")
-    file.write_text(_self_contained(buffer.getvalue(), title), encoding="utf-8")
+    file.write_text(self_contained(buffer.getvalue(), title), encoding="utf-8")
 
 
 def _draw(report: dict[str, Any], title: str) -> Figure:
@@ -105,7 +105,7 @@ def _panel(axes: Axes, report: dict[str, Any], key: str, label: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _self_contained(svg: str, title: str) -> str:
+def self_contained(svg: str, title: str) -> str:
     """The SVG with a title and a frame, and without the addresses of standards that nobody asks for."""
     svg = re.sub(r"<!DOCTYPE.*?>\n?", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\s+xmlns:xlink="[^"]*"', "", svg).replace("xlink:href", "href")

@@ -26,7 +26,10 @@ class CloudProcess:
     :attr:`token`, so other users of this machine are kept out.
     """
 
-    def __init__(self, model: str, cut: Cut, compute: Compute, profile: WanProfile | None = None) -> None:
+    def __init__(
+        self, model: str, cut: Cut | None, compute: Compute, profile: WanProfile | None = None
+    ) -> None:
+        """Without a ``cut`` it serves the whole model, for draft mode."""
         self.token = secrets.token_hex(16)
         self._profile = profile
         self._stack = contextlib.ExitStack()
@@ -35,7 +38,8 @@ class CloudProcess:
         self._child = subprocess.Popen(
             [
                 *(sys.executable, "-m", "aparte", "serve", model, "--json", "--port", "0"),
-                *("--cut", str(cut), "--dtype", compute.dtype, "--device", compute.device),
+                *(("--whole",) if cut is None else ("--cut", str(cut))),
+                *("--dtype", compute.dtype, "--device", compute.device),
                 *("--exit-with-parent", str(os.getpid())),
             ],
             stdin=subprocess.DEVNULL,

@@ -59,8 +59,10 @@ class TensorEntry:
 class Checkpoint:
     """The model in ``folder``. Opening it reads ``config.json`` and the index, and no weights."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, weightless: bool = False) -> None:
+        """``weightless`` takes a folder without weights too: then there is no tensor."""
         self.folder = folder
+        self._weightless = weightless
         #: Bytes of weights handed out by :meth:`read`, and whose they are, in order.
         self.bytes_read = 0
         self.tensors_read: list[str] = []
@@ -75,9 +77,9 @@ class Checkpoint:
             raise _unreadable(folder, error) from error
 
     @classmethod
-    def open(cls, folder: Path | str) -> Checkpoint:
+    def open(cls, folder: Path | str, *, weightless: bool = False) -> Checkpoint:
         """Open ``folder``, or raise :class:`CheckpointError` with what is wrong with it."""
-        return cls(Path(folder))
+        return cls(Path(folder), weightless=weightless)
 
     def names(self) -> frozenset[str]:
         """Every tensor of the model, including those in shards that are not on this machine."""
@@ -115,10 +117,11 @@ class Checkpoint:
 
         Two sides that serve the same tensors get the same digest, whatever order or files they are in.
         It tells different models and conversions apart; it is no proof against someone who edits the
-        bytes in between. ``None`` when a shard that holds one of them is not on this machine.
+        bytes in between. ``None`` when a file that holds one of them is not on this machine.
         """
         names = sorted(set(names))
-        if not all(self._is_here(self._files[name]) for name in names if name in self._files):
+        known = [self._files[name] for name in names if name in self._files]
+        if not self._files or not all(map(self._is_here, known)):
             return None
         digest = hashlib.sha256()
         for name in names:
@@ -141,6 +144,8 @@ class Checkpoint:
             return dict.fromkeys(self._header(WEIGHTS), WEIGHTS)
         if (self.folder / INDEX).exists():
             return read_index(self.folder / INDEX)
+        if self._weightless:
+            return {}
         raise _without_weights(self.folder)
 
     def _is_here(self, file: str) -> bool:

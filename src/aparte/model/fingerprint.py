@@ -1,8 +1,8 @@
 """Taking a model's fingerprint.
 
-It covers the parts of the configuration that the middle layers depend on, and a sample of a few
-kilobytes of each of their tensors: enough to tell two fine-tunes of one base apart, cheap enough to
-take at every start, and readable without holding the weights.
+It covers the parts of the configuration that the served layers depend on, and a sample of a few
+kilobytes of each of their tensors: enough to tell two fine-tunes of one base apart, cheap enough to take
+at every start, and readable without holding the weights. In draft mode the whole model is served.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from aparte.config import Cut
-from aparte.fingerprint import Fingerprint
+from aparte.fingerprint import WHOLE, Fingerprint
 from aparte.model.parts import Blueprint
 
 #: Configuration keys that change what a decoder layer computes.
@@ -32,21 +32,26 @@ CONFIG_KEYS = (
     "sliding_window",
     "layer_types",
 )
+#: What counts besides where the ends are served too. Equal vocabularies make ids mean the same.
+WHOLE_KEYS = ("vocab_size", "tie_word_embeddings")
 
 
-def take_fingerprint(blueprint: Blueprint, cut: Cut, name: str) -> Fingerprint:
-    """Fingerprint of the middle of ``blueprint`` at ``cut``.
+def take_fingerprint(blueprint: Blueprint, cut: Cut | None, name: str) -> Fingerprint:
+    """Fingerprint of the middle of ``blueprint`` at ``cut``, or of all of it without one.
 
     ``name`` is the MODEL that the user gave. It is shown to the other side, so of a path only the last
     part goes in.
     """
-    values = {key: getattr(blueprint.config, key, None) for key in CONFIG_KEYS}
+    keys = CONFIG_KEYS if cut is not None else CONFIG_KEYS + WHOLE_KEYS
+    values = {key: getattr(blueprint.config, key, None) for key in keys}
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-    sample = blueprint.checkpoint.sample(blueprint.middle_names(cut))
+    sample = blueprint.checkpoint.sample(
+        blueprint.all_names() if cut is None else blueprint.middle_names(cut)
+    )
     path = Path(name).expanduser()
     return Fingerprint(
         name=path.resolve().name if path.exists() else name,
-        cut=str(cut),
+        cut=WHOLE if cut is None else str(cut),
         config=digest[:32],
         tensors=sample.hex()[:32] if sample else "",
         revision=_revision(blueprint.checkpoint.folder),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from aparte.config import Cut
 
@@ -27,3 +27,22 @@ def needed_by_cloud(cut: Cut) -> Wanted:
 def needed_by_device(cut: Cut) -> Wanted:
     """Everything but the middle layers' tensors."""
     return lambda name, layers: layer_index(name) not in cut.middle(layers)
+
+
+def nothing(name: str, layers: int) -> bool:  # noqa: ARG001
+    """No tensor at all: a device that drafts with something else needs the configuration only."""
+    return False
+
+
+def needed_to_draft(cut: Cut, names: Container[str], shallow_layers: int | None) -> Wanted:
+    """What a device in draft mode needs of the verifier's model, for the drafters called ``names``."""
+    if "bridge" not in names and shallow_layers is None:
+        return nothing
+    first = range(shallow_layers or 0)
+
+    def wanted(name: str, layers: int) -> bool:
+        index = layer_index(name)
+        own = "bridge" in names and index not in cut.middle(layers)
+        return index is None or index in first or own
+
+    return wanted

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,97 +16,72 @@ import torch
 from torch import nn
 
 from aparte.config import Compute, Cut
-from aparte.errors import CheckpointError, UserError
+from aparte.errors import CheckpointError
+from aparte.model import attention
 from aparte.model.checkpoint import Checkpoint
-from aparte.model.fuse import fast_norm, fuse
-from aparte.model.linear import PackedLinear, pack_linears, packed_available
+from aparte.model.ends import Embedding as Embedding
+from aparte.model.ends import Head as Head
+from aparte.model.families import (
+    FAMILIES,
+    UNLISTED,
+    UnfitError,
+    longest_context,
+    reason_to_refuse,
+    take_apart,
+    windows_of,
+)
+from aparte.model.fuse import fast_norm
+from aparte.model.layer import fast_layer
+from aparte.model.naming import Naming
+from aparte.model.precision import Precision as Precision
+from aparte.model.precision import convert as convert
 from aparte.model.stage import Stage
 
-#: Families whose layers are known to follow the plain interface: hidden states in and out, one cache,
-#: one mask, rotary embeddings from positions.
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Precision:
-    """What numbers a part computes with: ``dtype`` of activations, and whether linears are packed."""
-
-    dtype: torch.dtype
-    packed: bool
-    device: torch.device
-
-    @property
-    def name(self) -> str:
-        """The setting's name, as in ``--dtype``."""
-        return "packed16" if self.packed else str(self.dtype).removeprefix("torch.")
-
-    @property
-    def default_wire(self) -> str:
-        """The 16-bit number format to send this precision's activations in."""
-        return "bfloat16" if self.dtype == torch.bfloat16 else "float16"
-
-    @classmethod
-    def resolve(cls, compute: Compute) -> Precision:
-        """Turn the user's settings into what this machine can do. Raises :class:`UserError`."""
-        device = torch.device(_pick_device() if compute.device == "auto" else compute.device)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(
-                "There is no CUDA device here. Use --device cpu, or install a CUDA build of torch."
-            )
-        name: str = compute.dtype
-        if name == "auto":
-            name = {"cuda": "bfloat16", "mps": "float16"}.get(device.type, "packed16")
-            if name == "packed16" and not packed_available():
-                name = "float32"
-        if name == "packed16":
-            if device.type != "cpu" or not packed_available():
-                raise UserError("dtype packed16 needs an x86 CPU with AVX2. Use --dtype float32.")
-            return cls(torch.float32, True, device)
-        return cls(getattr(torch, name), False, device)
 
 
 class Blueprint:
     """A model's configuration and skeleton; gives out its parts."""
 
-    def __init__(self, checkpoint: Checkpoint, precision: Precision, *, fused: bool = True) -> None:
-        """Without ``fused`` the layers stay as ``transformers`` wrote them, for comparison."""
-        from transformers import AutoConfig, AutoModelForCausalLM
+    def __init__(
+        self, checkpoint: Checkpoint, precision: Precision, *, fused: bool = True, checked: bool = False
+    ) -> None:
+        """Without ``fused`` the layers stay as ``transformers`` wrote them, for comparison.
 
+        A family that isn't listed has to pass a check here, unless the caller says it is ``checked``.
+        """
         self.checkpoint = checkpoint
         self.precision = precision
-        self.fused = fused and precision.device.type == "cpu"
-        family = checkpoint.config_dict.get("model_type")
-        if family not in FAMILIES:
-            raise CheckpointError(
-                f"Model family {family!r} in {checkpoint.folder} is not supported. "
-                f"Supported: {', '.join(FAMILIES)}."
-            )
+        self.family = FAMILIES.get(checkpoint.config_dict["model_type"], UNLISTED)
+        self.fused = fused and precision.device.type == "cpu" and self.family.known
+        self.config: Any = _config_of(checkpoint)
+        if reason := reason_to_refuse(self.config):
+            raise _unsupported(checkpoint, reason)
+        skeleton = _skeleton(checkpoint, self.config)
         try:
-            config = AutoConfig.from_pretrained(
-                checkpoint.folder, local_files_only=True, trust_remote_code=False
-            )
-            config._attn_implementation = "sdpa"
-            with torch.device("meta"):
-                self._skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        except Exception as error:  # the library has many ways to say that a config is wrong
-            raise CheckpointError(
-                f"{checkpoint.folder / 'config.json'} does not describe a model that can be built "
-                f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}). "
-                "Download the model again, or correct the file."
-            ) from error
-        self.config: Any = config
-        self._decoder: Any = self._skeleton.get_decoder()
-        self._decoder_name = next(
-            name for name, module in self._skeleton.named_modules() if module is self._decoder
-        )
-        self._state_names = tuple(self._skeleton.state_dict())
+            self._anatomy = take_apart(skeleton)
+            if not (self.family.known or checked):
+                from aparte.model.selfcheck import check
+
+                check(self.config)
+        except UnfitError as error:
+            raise _unsupported(checkpoint, str(error)) from error
+        self._decoder: Any = skeleton.get_decoder()
+        state = skeleton.state_dict()
+        self._state_names = tuple(state)
+        self._naming = Naming(self.family, {name: value.shape for name, value in state.items()}, checkpoint)
+        self._windows = windows_of(self.config)
 
     @classmethod
-    def open(cls, folder: Path, compute: Compute, *, fused: bool = True) -> Blueprint:
-        """The model in ``folder``; nothing is read yet but its headers."""
-        return cls(Checkpoint.open(folder), Precision.resolve(compute), fused=fused)
+    def open(
+        cls, folder: Path, compute: Compute, *, fused: bool = True, weightless: bool = False
+    ) -> Blueprint:
+        """The model in ``folder``; nothing is read yet but its headers.
+
+        With ``weightless`` there may be no weights: enough to know the model, not to compute with it.
+        """
+        checkpoint = Checkpoint.open(folder, weightless=weightless)
+        return cls(checkpoint, Precision.resolve(compute), fused=fused)
 
     @property
     def layers(self) -> int:
@@ -125,27 +99,27 @@ class Blueprint:
     @property
     def max_context(self) -> int:
         """Most positions a sequence may have."""
-        return int(self.config.max_position_embeddings)
+        return longest_context(self.config)
 
     def windows(self, layers: Iterable[int]) -> tuple[int | None, ...]:
         """Sliding window of each layer, None for full attention."""
-        sliding = getattr(self.config, "sliding_window", None)
-        kinds = getattr(self.config, "layer_types", None)
-        if kinds is None:
-            return tuple(sliding for _ in layers)
-        known = {"full_attention": None, "sliding_attention": sliding}
-        if unknown := set(kinds) - set(known):
-            raise CheckpointError(f"Layers of kind {sorted(unknown)} are not supported yet.")
-        return tuple(known[kinds[layer]] for layer in layers)
+        return tuple(self._windows[layer] for layer in layers)
 
     def names(self, layers: Iterable[int]) -> tuple[str, ...]:
         """Checkpoint names of the tensors of these decoder layers."""
-        prefixes = tuple(f"{self._decoder_name}.layers.{layer}." for layer in layers)
-        return tuple(name for name in self._state_names if name.startswith(prefixes))
+        prefixes = tuple(f"{self._anatomy.decoder}.layers.{layer}." for layer in layers)
+        return self._naming.stored(name for name in self._state_names if name.startswith(prefixes))
 
     def middle_names(self, cut: Cut) -> tuple[str, ...]:
         """Tensors that only the cloud holds."""
         return self.names(cut.middle(self.layers))
+
+    def all_names(self) -> tuple[str, ...]:
+        """Tensors of the whole model; tied weights are one."""
+        embed, head = self._end_names()
+        rest = (name for name in self._state_names if name != f"{self._anatomy.head}.weight")
+        names = self._naming.stored(rest)
+        return (*names, head) if head != embed else names
 
     def stage(self, layers: range, progress: Progress | None = None, label: str = "layers") -> Stage:
         """Load decoder layers as a stage."""
@@ -154,7 +128,9 @@ class Blueprint:
             if progress:
                 progress(label, done, len(layers))
             layer = self.empty_layer(index)
-            self._fill(layer, f"{self._decoder_name}.layers.{index}.")
+            self._fill(layer, f"{self._anatomy.decoder}.layers.{index}.")
+            if not self.fused and self.family.known:
+                attention.install(layer, attention.STOCK)  # the same one, for several sessions too
             modules.append(layer)
         if progress:
             progress(label, len(layers), len(layers))
@@ -167,12 +143,19 @@ class Blueprint:
 
     def wrap(self, modules: list[nn.Module], first_layer: int) -> Stage:
         """A stage of decoder layers that are loaded; they were built as those from ``first_layer`` on."""
-        rotary = type(self._decoder.rotary_emb)(config=self.config).to(self.precision.device)
+        rotary = type(getattr(self._decoder, self._anatomy.rotary))(config=self.config)
+        rotary = rotary.to(self.precision.device)
+        if self.fused and self.family.plain:
+            modules = [fast_layer(module, rotary) for module in modules]
+        numbers = range(first_layer, first_layer + len(modules))
+        kinds = getattr(self.config, "layer_types", None) if self._anatomy.rotary_by_kind else None
         return Stage(
             nn.ModuleList(modules).eval(),
             rotary,
             first_layer=first_layer,
-            windows=self.windows(range(first_layer, first_layer + len(modules))),
+            windows=self.windows(numbers),
+            rotary_kinds=None if kinds is None else tuple(kinds[layer] for layer in numbers),
+            cache_name=self._anatomy.cache,
             max_context=self.max_context,
             dtype=self.precision.dtype,
             device=self.precision.device,
@@ -183,27 +166,48 @@ class Blueprint:
         embed_name, head_name = self._end_names()
         weight = self.checkpoint.read([embed_name])[embed_name]
         head_weight = weight if head_name == embed_name else self.checkpoint.read([head_name])[head_name]
-        return Embedding(weight, self.precision), Head(self._norm(), head_weight, self.precision)
+        return self._embedding(weight), self._head(head_weight, self._head_bias())
+
+    def embedding(self) -> Embedding:
+        """Load the embedding alone."""
+        name, _ = self._end_names()
+        return self._embedding(self.checkpoint.read([name])[name])
 
     def draft_head(self, tokens: torch.Tensor) -> Head:
         """The final norm with the rows of the LM head that belong to ``tokens`` ``[V']``."""
         _, name = self._end_names()
-        return Head(self._norm(), self.checkpoint.read([name])[name][tokens], self.precision)
+        bias = self._head_bias()
+        rows = self.checkpoint.read([name])[name][tokens]
+        return self._head(rows, None if bias is None else bias[tokens])
+
+    def _embedding(self, weight: torch.Tensor) -> Embedding:
+        scale = self.family.embedding_scale(self.config, self.precision.dtype)
+        return Embedding(weight, self.precision, scale)
+
+    def _head(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Head:
+        finish = self.family.finish(self.config)
+        return Head(self._norm(), weight, self.precision, bias=bias, finish=finish)
+
+    def _head_bias(self) -> torch.Tensor | None:
+        name = f"{self._anatomy.head}.bias"
+        return self._naming.read([name])[name] if name in self._state_names else None
 
     def _end_names(self) -> tuple[str, str]:
         """Checkpoint names of embedding and LM head; the same one if they are tied."""
-        embed = f"{self._decoder_name}.embed_tokens.weight"
-        tied = self.config.tie_word_embeddings or "lm_head.weight" not in self.checkpoint.names()
-        return embed, embed if tied else "lm_head.weight"
+        embed, head = self._naming.stored(
+            (f"{self._anatomy.embedding}.weight", f"{self._anatomy.head}.weight")
+        )
+        tied = self.config.tie_word_embeddings or head not in self.checkpoint.names()
+        return embed, embed if tied else head
 
     def _norm(self) -> nn.Module:
-        norm: nn.Module = copy.deepcopy(self._decoder.norm)
-        self._fill(norm, f"{self._decoder_name}.norm.")
+        norm: nn.Module = copy.deepcopy(getattr(self._decoder, self._anatomy.norm))
+        self._fill(norm, f"{self._anatomy.decoder}.{self._anatomy.norm}.")
         return (fast_norm(norm) if self.fused else norm).eval()
 
     def _fill(self, module: nn.Module, prefix: str) -> None:
         names = [name for name in self._state_names if name.startswith(prefix)]
-        tensors = self.checkpoint.read(names)
+        tensors = self._naming.read(names)
         state = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         try:
             module.load_state_dict(state, strict=True, assign=True)
@@ -216,54 +220,44 @@ class Blueprint:
         convert(module, self.precision, fused=self.fused)
 
 
-def convert(module: nn.Module, precision: Precision, *, fused: bool = False) -> None:
-    """Bring a module to the precision it computes in, in place; ``fused`` joins operations too."""
-    module.to(precision.device, precision.dtype)
-    if fused:
-        fuse(module, packed=precision.packed)
-    if precision.packed:
-        pack_linears(module)
+def _config_of(checkpoint: Checkpoint) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library has many ways to say that a config is wrong
+        raise _wrong_config(checkpoint, error) from error
 
 
-class Embedding:
-    """Token ids to hidden states. The table stays in 16 bits where the linears do."""
+def _skeleton(checkpoint: Checkpoint, config: Any) -> Any:
+    """The whole model without memory for its tensors."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    def __init__(self, weight: torch.Tensor, precision: Precision) -> None:
-        stored = torch.float16 if precision.packed else precision.dtype
-        self._weight = weight.to(precision.device, stored)
-        self._dtype = precision.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.numel() * self._weight.element_size()
-
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """``[n]`` of int64 ``-> [n, D]``."""
-        return nn.functional.embedding(tokens.to(self._weight.device), self._weight).to(self._dtype)
-
-
-class Head:
-    """Final norm and LM head: hidden states to logits."""
-
-    def __init__(self, norm: nn.Module, weight: torch.Tensor, precision: Precision) -> None:
-        self._norm = norm
-        self._linear: nn.Module
-        if precision.packed:
-            self._linear = PackedLinear(weight, None)
-        else:
-            self._linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-            self._linear.weight = nn.Parameter(
-                weight.to(precision.device, precision.dtype), requires_grad=False
-            )
-
-    @torch.inference_mode()
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[n, D] -> [n, V]`` in float32."""
-        logits: torch.Tensor = self._linear(self._norm(hidden))
-        return logits.float()
+    try:
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise _unsupported(checkpoint, "it is not a model that writes text from left to right")
+        # Some families' attention does what the fused kernel can't, such as capping scores.
+        fits = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_sdpa
+        config._attn_implementation = "sdpa" if fits else "eager"
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise _wrong_config(checkpoint, error) from error
 
 
-def _pick_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+def _wrong_config(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{checkpoint.folder / 'config.json'} does not describe a model that can be built "
+        f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}). "
+        "Download the model again, or correct the file."
+    )
+
+
+def _unsupported(checkpoint: Checkpoint, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"Model family {checkpoint.config_dict['model_type']!r} in {checkpoint.folder} is not supported: "
+        f"{reason}. Supported: {', '.join(FAMILIES)}, and others that pass a check when they are loaded."
+    )

@@ -8,6 +8,7 @@ is trivial. Pending nodes follow in the order of their slots. The rules are thos
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -73,6 +74,10 @@ class SlotTree:
     def slots(self) -> tuple[int, ...]:
         """Every slot held, in the order of rows."""
         return (*self._committed, *self._pending)
+
+    def positions(self, slots: Iterable[int]) -> list[int]:
+        """Positions of pending nodes, such as those of the last step."""
+        return [self._pending[slot].depth for slot in slots]
 
     def check_integrity(self) -> None:
         """Raise :class:`SlotError` unless slots increase, rows are dense and every parent exists."""

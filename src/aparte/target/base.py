@@ -8,7 +8,23 @@ from typing import Protocol
 
 import torch
 
+from aparte.config import Sampling
+from aparte.distribution import Distribution
 from aparte.step import Step
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is wanted to know of a step's nodes.
+
+    Nothing of those before node ``logits_from``. ``sampling`` and ``drawn`` matter where the target chooses
+    tokens itself: how, and what the drafted nodes, the last ones of the step, were drawn from (empty if they
+    were not drawn).
+    """
+
+    logits_from: int
+    sampling: Sampling = field(default_factory=Sampling)
+    drawn: tuple[Distribution, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,10 +55,15 @@ class Timing:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Logits ``[rows, V]`` of the nodes that were asked for, in float32, and the step's timing."""
+    """Logits ``[rows, V]`` of the nodes that were asked for, in float32, and the step's timing.
+
+    A target that chooses tokens itself gives no rows, but its ``choices``: the token after each of these
+    nodes. -1 is a choice that it did not make, after a node that is not on the accepted path.
+    """
 
     logits: torch.Tensor
     timing: Timing = field(default_factory=Timing)
+    choices: tuple[int, ...] | None = None
 
 
 class Target(Protocol):
@@ -50,6 +71,11 @@ class Target(Protocol):
 
     Several may be under way at a time.
     """
+
+    @property
+    def name(self) -> str:
+        """As in ``--target``."""
+        ...
 
     @property
     def max_context(self) -> int:
@@ -83,8 +109,8 @@ class Target(Protocol):
         """
         ...
 
-    def submit(self, step: Step, tokens: Sequence[int], logits_from: int) -> None:
-        """Start a step. Logits are only computed for the nodes from ``logits_from`` on."""
+    def submit(self, step: Step, tokens: Sequence[int], ask: Ask) -> None:
+        """Start a step."""
         ...
 
     def collect(self) -> Evaluation:

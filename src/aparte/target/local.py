@@ -10,12 +10,13 @@ import torch
 
 from aparte.model.parts import Blueprint, Progress
 from aparte.step import Step
-from aparte.target.base import Evaluation, Timing
+from aparte.target.base import Ask, Evaluation, Timing
 
 
 class LocalTarget:
     """Unsplit: every layer on this machine. For comparison, and as the smallest example of a target."""
 
+    name = "local"
     max_nodes = 4096
     bytes_up = bytes_down = 0  # nothing is sent
 
@@ -32,8 +33,8 @@ class LocalTarget:
         kept, self._fresh = not self._fresh, False
         return kept
 
-    def submit(self, step: Step, tokens: Sequence[int], logits_from: int) -> None:
-        self._steps.append((step, tokens, logits_from))
+    def submit(self, step: Step, tokens: Sequence[int], ask: Ask) -> None:
+        self._steps.append((step, tokens, ask.logits_from))
 
     def collect(self) -> Evaluation:
         step, tokens, logits_from = self._steps.popleft()

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from aparte.config import Cut
-from aparte.errors import LinkError
 from aparte.model.parts import Blueprint, Progress
 from aparte.step import Step
-from aparte.target.base import Evaluation, Timing
+from aparte.target.base import Ask, Evaluation, Timing
+from aparte.target.exchange import Exchange, message_of
 from aparte.target.states import StateStore
-from aparte.wire.frames import ResultFrame, StepFrame, encode
 from aparte.wire.link import Link
 from aparte.wire.tensors import TensorCodec
 
 
-@dataclass
-class _Pending:
-    """A step that was sent and is not collected."""
+@dataclass(frozen=True)
+class _Begun:
+    """What the device did for a step that is under way."""
 
-    step: Step
     logits_from: int
     device_ms: float
     codec_ms: float
-    sent_at: float
-    bytes_up: int
 
 
 class DeviceParts:
@@ -51,6 +46,8 @@ class DeviceParts:
 class SplitTarget:
     """Sends the front's hidden states, gets the middle's back, and turns those into logits."""
 
+    name = "split"
+
     def __init__(
         self,
         parts: DeviceParts,
@@ -65,10 +62,7 @@ class SplitTarget:
         self._codec = TensorCodec(wire, parts.hidden_size)
         self._front_cache = parts.front.new_cache()
         self._back_cache = parts.back.new_cache()
-        self._pending: deque[_Pending] = deque()
-        self._stale: deque[int] = deque()  # numbers of abandoned steps that the cloud may yet answer
-        self.bytes_up = 0
-        self.bytes_down = 0
+        self._exchange: Exchange[_Begun] = Exchange(link, clock)
         self._states: StateStore | None = None
         self.vocab_size = parts.vocab_size
 
@@ -82,82 +76,58 @@ class SplitTarget:
         """What the cloud allows per step; known once the link is open."""
         return self._link.max_nodes
 
+    @property
+    def bytes_up(self) -> int:
+        return self._exchange.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        return self._exchange.bytes_down
+
     def open(self) -> bool:
         kept = self._link.open()
         if not kept:
             self._forget()
         return kept
 
-    def submit(self, step: Step, tokens: Sequence[int], logits_from: int) -> None:
+    def submit(self, step: Step, tokens: Sequence[int], ask: Ask) -> None:
         started = self._clock()
         hidden = self.parts.front.forward(self._front_cache, step, self.parts.embed(torch.tensor(tokens)))
         if self._states is not None:
             self._states.put_front(step, hidden)
         computed = self._clock()
-        message = encode(StepFrame(step, self._codec.encode(hidden)))
-        encoded = self._clock()  # the wait includes handing the message over
-        self._link.send(message)
-        self.bytes_up += len(message)
-        self._pending.append(
-            _Pending(
-                step,
-                logits_from,
-                device_ms=(computed - started) * 1e3,
-                codec_ms=(encoded - computed) * 1e3,
-                sent_at=encoded,
-                bytes_up=len(message),
-            )
+        message = message_of(step, self._codec.encode(hidden))
+        encoded = self._clock()
+        begun = _Begun(
+            ask.logits_from, device_ms=(computed - started) * 1e3, codec_ms=(encoded - computed) * 1e3
         )
+        self._exchange.send(step, message, begun)
 
     def collect(self) -> Evaluation:
-        pending, frame, size = self._receive()
-        received = self._clock()
-        hidden = self._codec.decode(frame.payload, len(pending.step))
+        arrived = self._exchange.receive()  # the back never sees a stale step
+        step, begun = arrived.step, arrived.note
+        hidden = self._codec.decode(arrived.payload, len(step))
         decoded = self._clock()
         if self._states is not None:
-            self._states.put_middle(pending.step, hidden)
-        output = self.parts.back.forward(self._back_cache, pending.step, hidden)
-        logits = self.parts.head(output[pending.logits_from :])
+            self._states.put_middle(step, hidden)
+        output = self.parts.back.forward(self._back_cache, step, hidden)
+        logits = self.parts.head(output[begun.logits_from :])
         ended = self._clock()
         return Evaluation(
             logits,
             Timing(
-                device_ms=pending.device_ms + (ended - decoded) * 1e3,
-                codec_ms=pending.codec_ms + (decoded - received) * 1e3,
-                wait_ms=(received - pending.sent_at) * 1e3,
-                cloud_ms=frame.compute_ms,
-                queue_ms=frame.queue_ms,
-                bytes_up=pending.bytes_up,
-                bytes_down=size,
+                device_ms=begun.device_ms + (ended - decoded) * 1e3,
+                codec_ms=begun.codec_ms + (decoded - arrived.at) * 1e3,
+                wait_ms=arrived.wait_ms,
+                cloud_ms=arrived.cloud_ms,
+                queue_ms=arrived.queue_ms,
+                bytes_up=arrived.bytes_up,
+                bytes_down=arrived.bytes_down,
             ),
         )
 
-    def _receive(self) -> tuple[_Pending, ResultFrame, int]:
-        """The oldest step under way, its result and that message's size.
-
-        Results of stale steps are skipped: the cloud answers those that it began before it knew, in order.
-        The back never sees them.
-        """
-        pending = self._pending.popleft()
-        while True:
-            frame, size = self._link.receive()
-            self.bytes_down += size
-            number = frame.number if isinstance(frame, ResultFrame) else None
-            if number not in self._stale:
-                break
-            while self._stale.popleft() != number:
-                pass
-        self._stale.clear()  # the cloud dropped what it did not answer
-        if not isinstance(frame, ResultFrame) or number != pending.step.number:
-            raise LinkError(
-                f"{self._link.where} answered something else than step {pending.step.number}. "
-                "Is it the same version of aparte?"
-            )
-        return pending, frame, size
-
     def abandon(self) -> None:
-        self._stale.extend(pending.step.number for pending in self._pending)
-        self._pending.clear()
+        self._exchange.abandon()
 
     def keep_states(self) -> StateStore:
         """From now on keep the hidden states that pass by, for a drafter that starts from them."""
@@ -168,7 +138,7 @@ class SplitTarget:
     @property
     def in_flight(self) -> bool:
         """Whether a step is under way that somebody waits for."""
-        return bool(self._pending)
+        return bool(self._exchange)
 
     def draft_front(self, step: Step, tokens: Sequence[int]) -> torch.Tensor:
         """The front's output ``[n, D]`` for nodes that are not sent.
@@ -189,7 +159,6 @@ class SplitTarget:
         self.reset()
 
     def _forget(self) -> None:
-        self._pending.clear()
-        self._stale.clear()
+        self._exchange.forget()
         self._front_cache = self.parts.front.new_cache()
         self._back_cache = self.parts.back.new_cache()

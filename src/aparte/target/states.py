@@ -24,6 +24,16 @@ class StateStore:
         """``width`` is the model's hidden size ``D``."""
         self._front = torch.zeros(0, width, dtype=precision.dtype, device=precision.device)
         self._middle = torch.zeros_like(self._front)
+        self._returned: set[int] = set()  # slots whose middle output is there
+
+    def expect(self, step: Step) -> None:
+        """A step was sent: what its slots, and those after them, held is of another tree."""
+        self._returned = {slot for slot in self._returned if slot < step.base}
+
+    def returned(self, slots: Sequence[int]) -> int:
+        """How many of these slots, from the first on, have the middle's output for what they hold."""
+        missing = (place for place, slot in enumerate(slots) if slot not in self._returned)
+        return next(missing, len(slots))
 
     def put_front(self, step: Step, hidden: torch.Tensor) -> None:
         """The front's output ``[n, D]`` of the step's nodes."""
@@ -32,8 +42,14 @@ class StateStore:
 
     def put_middle(self, step: Step, hidden: torch.Tensor) -> None:
         """The middle's output ``[n, D]`` of the step's nodes."""
-        self._middle = _grown(self._middle, step.slots.stop)
-        self._middle[step.slots.start : step.slots.stop] = hidden
+        self.put_middle_at(step.slots, hidden)
+
+    def put_middle_at(self, slots: Sequence[int], hidden: torch.Tensor) -> None:
+        """The middle's output ``[n, D]`` of the nodes in ``slots``, in increasing order."""
+        if slots:
+            self._middle = _grown(self._middle, slots[-1] + 1)
+            self._middle[list(slots)] = hidden.to(self._middle)
+            self._returned.update(slots)
 
     def front(self, slots: Sequence[int]) -> torch.Tensor:
         """``[n, D]``, a copy."""

@@ -1,0 +1,170 @@
+"""``--target`` on the command line: which options go together, and what drafts in draft mode."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from aparte.cli.output import progress_bar
+from aparte.cli.remember import remembered
+from aparte.cli.setup import Setup, load_models, the_bridge
+from aparte.config import LONGEST_DRAFT, TARGETS, Cut, Decoding, Drafting, one_of
+from aparte.errors import UserError
+
+if TYPE_CHECKING:
+    from aparte.answer import Writer
+    from aparte.config import Sampling
+    from aparte.speculate.common import CommonTable
+    from aparte.speculate.drafter import Drafter
+    from aparte.speculate.neural import TreeModel
+
+
+def choose_decoding(
+    target: str,
+    model: str,
+    cut: Cut,
+    *,
+    sampling: Sampling,
+    decode: str,
+    draft: str | None,
+    ngram: int,
+    max_nodes: int | None,
+    in_flight: int | None,
+    draft_length: str,
+    accept: str,
+    return_states: bool,
+    linked: bool,
+    remember: bool,
+) -> tuple[Decoding, Drafting]:
+    """What the options of ``generate`` and ``chat`` mean together.
+
+    ``linked`` says whether there is an option that needs a link to a cloud. Raises :class:`UserError` for
+    those that do not go together.
+    """
+    one_of(target, TARGETS, "target")
+    length = Drafting.parse_length(draft_length)
+    if target == "draft":
+        drafting = Drafting(draft, length, accept, return_states)
+        _check_draft(decode, drafting, max_nodes, remember)
+        names = drafting.names or default_names(model, cut)
+        decoding = Decoding(
+            "sequential" if decode == "sequential" else "+".join(names),
+            ngram,
+            # A chain decides itself how long it gets.
+            length or max_nodes or (None if sampling.greedy else LONGEST_DRAFT),
+            draft=drafting.model,
+            in_flight=in_flight,
+        )
+        return decoding, drafting
+    drafting = Drafting(None, length, accept, return_states)
+    for option, changed in (
+        ("--draft-length", drafting.length != Drafting.length),
+        ("--accept", drafting.accept != Drafting.accept),
+        ("--no-return-states", drafting.return_states != Drafting.return_states),
+    ):
+        if changed:
+            raise UserError(
+                f"{option} belongs to draft mode, in which the cloud sees the text. Add --target draft, or "
+                "leave it out."
+            )
+    if draft is not None and Drafting(draft).names != ("model",):
+        raise UserError(
+            f"--draft {draft} is for --target draft. Otherwise choose what drafts by --decode, for example "
+            "--decode bridge or --decode context."
+        )
+    if target == "local" and (linked or cut != Cut()):
+        raise UserError(
+            "--target local runs the whole model on this machine: nothing is cut, and there is no link. "
+            "Leave out --cut, --cloud, --rtt and --mbps, or choose another --target."
+        )
+    return Decoding(decode, ngram, max_nodes, draft=draft, in_flight=in_flight), drafting
+
+
+def _check_draft(decode: str, drafting: Drafting, max_nodes: int | None, remember: bool) -> None:
+    if decode not in ("auto", "sequential"):
+        raise UserError(
+            f"In draft mode --draft says what drafts, and --decode {decode} has no use. Give --draft, or "
+            "--decode sequential for no drafts at all."
+        )
+    if decode == "sequential" and (drafting.draft is not None or drafting.length is not None):
+        raise UserError("--decode sequential drafts nothing. Leave it out, or --draft and --draft-length.")
+    if drafting.length is not None and max_nodes is not None:
+        raise UserError("--draft-length and --max-nodes both limit what is drafted. Leave one of them out.")
+    if remember:
+        raise UserError("--remember keeps the recycling table, and draft mode has none. Leave it out.")
+
+
+def default_names(model: str, cut: Cut) -> tuple[str, ...]:
+    """Everything that costs nothing, and the bridge if there is one for the model."""
+    from aparte.bridge.file import find_bridge
+    from aparte.speculate.common import shipped_table
+
+    return (
+        *(() if find_bridge(model, cut) is None else ("bridge",)),
+        "context",
+        "recycling",
+        *(() if shipped_table(model) is None else ("common",)),
+    )
+
+
+@contextlib.contextmanager
+def drafter_for(
+    decoding: Decoding, sampling: Sampling, setup: Setup, writer: Writer, *, remember: bool, quiet: bool
+) -> Iterator[Drafter]:
+    """The drafter, with all that it has to load, for any target."""
+    if setup.target == "draft":
+        yield _open_drafter(decoding, sampling, setup, writer, quiet)
+        return
+    models = load_models(decoding, setup, writer, quiet)
+    with remembered(decoding, setup.model, writer.target.vocab_size, remember, models) as drafter:
+        yield drafter
+
+
+def _open_drafter(
+    decoding: Decoding, sampling: Sampling, setup: Setup, writer: Writer, quiet: bool
+) -> Drafter:
+    """In draft mode: a tree as large as pays, or a chain.
+
+    It is a chain if its length is given, and where tokens are sampled, because a chain picks its tokens as
+    the verifier will.
+    """
+    from aparte.speculate.chain import Chain
+    from aparte.speculate.drafter import make_drafter
+    from aparte.speculate.voice import open_voice
+
+    drafting = setup.drafting
+    models = _load_models(decoding, setup, writer, quiet)
+    if not decoding.sources or (drafting.length is None and sampling.greedy):
+        return make_drafter(decoding, models=models)
+    voices = [open_voice(name, models) for name in decoding.sources]
+    rejection = drafting.accept == "rejection"
+    return Chain(voices, sampling, rejection=rejection, length=drafting.length, eos=writer.codec.eos)
+
+
+def _load_models(
+    decoding: Decoding, setup: Setup, writer: Writer, quiet: bool
+) -> dict[str, TreeModel | CommonTable]:
+    from aparte.device import open_draft_model, open_edge_bridge, open_shallow_model
+    from aparte.model.registry import resolve
+    from aparte.speculate.common import common_table
+
+    drafting = setup.drafting
+    models: dict[str, TreeModel | CommonTable] = {}
+    if "common" in decoding.sources:
+        models["common"] = common_table(setup.model)
+    with progress_bar(quiet) as progress:
+        if drafting.model is not None:
+            folder = resolve(drafting.model, progress=progress)
+            models["model"] = open_draft_model(folder, drafting.model, setup.compute, writer, progress)
+        if drafting.layers is not None:
+            models["shallow"] = open_shallow_model(drafting.layers, writer, progress)
+        if "bridge" in decoding.sources:
+            models["bridge"] = open_edge_bridge(
+                the_bridge(setup),
+                setup.cut,
+                writer,
+                return_states=drafting.return_states,
+                progress=progress,
+            )
+    return models

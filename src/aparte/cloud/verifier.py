@@ -1,0 +1,197 @@
+"""The verifier: the whole model on the cloud, for draft mode (SPADE, paper B).
+
+Here tokens come in and tokens go out: **this side sees the text**. It is the only module of the cloud that
+does, and only ``aparte serve --whole`` imports it. It needs no tokenizer.
+
+The device drafts, this side decides. Every node of a step gets the model's own *choice* of the token after
+it; the device follows the choices through its tree, as it does with those that it makes itself in split mode.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from aparte.cloud.batch import run_alone
+from aparte.cloud.engine import Engine
+from aparte.cloud.sessions import Session
+from aparte.config import Sampling, ServerLimits
+from aparte.errors import FrameError, WireOverflowError
+from aparte.fingerprint import Fingerprint
+from aparte.model.fingerprint import take_fingerprint
+from aparte.model.parts import Blueprint, Embedding, Head, Progress
+from aparte.model.stage import Stage
+from aparte.rejection import UNDECIDED, Noise, judge
+from aparte.sampling import choose, process
+from aparte.step import ROOT, Step
+from aparte.wire.blocks import (
+    HEAD_BYTES,
+    NODE_BYTES,
+    Block,
+    certain,
+    check_block,
+    judged,
+    read_block,
+    write_block,
+    write_verdict,
+)
+from aparte.wire.tensors import TensorCodec
+
+#: Rows of logits that are there at a time: with a large vocabulary they are what takes memory.
+ROWS = 64
+
+
+class VerifierSession(Session):
+    """Blocks of tokens in, the model's choices out, and hidden states where they are wanted."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        embed: Embedding,
+        head: Head,
+        vocab_size: int,
+        codec: TensorCodec,
+        limits: ServerLimits,
+    ) -> None:
+        super().__init__(stage, limits)
+        self._embed = embed
+        self._head = head
+        self._vocab_size = vocab_size
+        self._codec = codec
+        self._block: Block | None = None  # of the step that is being computed
+
+    def check_payload(self, step: Step, payload: bytes | memoryview) -> None:
+        check_block(payload, step)
+
+    def read(self, step: Step, payload: bytes | memoryview) -> torch.Tensor:
+        block = read_block(payload, step)
+        layers = len(self.stage.layer_indices)
+        if block.layer > layers:
+            raise FrameError(f"A block asks for the output of layer {block.layer}; this model has {layers}.")
+        named = max((token for one in block.drawn for token in one.tokens), default=0)
+        if max(*block.tokens, named) >= self._vocab_size:
+            raise FrameError(
+                f"A block holds a token id that this model does not have: it has {self._vocab_size} tokens."
+            )
+        self._block = block
+        self.tap = block.layer - 1 if block.layer else None
+        return self._embed(torch.tensor(block.tokens))
+
+    def finish(self, step: Step, hidden: torch.Tensor, tapped: torch.Tensor | None) -> memoryview:
+        block, self._block = self._block, None
+        assert block is not None, "read() comes first"
+        choices: list[int] = []
+        if block.choose_from < len(step):
+            # The token after a node is that of the next position.
+            slots = step.slots[block.choose_from :]
+            positions = [position + 1 for position in self.cache.tree.positions(slots)]
+            if block.rejection:
+                choices = self._judge(step, block, hidden, positions)
+            else:
+                choices = self._choose(block, hidden, positions)
+        states = b"" if tapped is None else self._codec.encode(tapped[list(certain(step, block, choices))])
+        return memoryview(write_verdict(choices, states))
+
+    def _choose(self, block: Block, hidden: torch.Tensor, positions: list[int]) -> list[int]:
+        """Greedy or coupled: by logits, seed and position alone."""
+        choices: list[int] = []
+        for start in range(0, len(positions), ROWS):
+            part = positions[start : start + ROWS]
+            first = block.choose_from + start
+            choices += choose(self._logits(hidden[first : first + len(part)]), part, block.sampling)
+        return choices
+
+    def _judge(self, step: Step, block: Block, hidden: torch.Tensor, positions: list[int]) -> list[int]:
+        """Rejection sampling below each root, whichever of them the step before turns out to have chosen."""
+        first = block.choose_from
+        sources = dict(zip(judged(step, first), block.drawn, strict=False))
+        root_of: dict[int, int] = {}
+        trees: dict[int, list[int]] = {}  # drafts by root, parents before children
+        for node in range(first, len(step)):
+            parent = step.parents[node] - step.base
+            root = root_of[node] = root_of[parent] if parent >= first else node
+            trees.setdefault(root, []).extend([node] if parent >= first else [])
+        choices = [UNDECIDED] * len(positions)
+        for root, drafts in trees.items():
+            place = {root: -1, **{node: index for index, node in enumerate(drafts)}}
+            nodes = [root, *drafts]
+            p = process(self._logits(hidden[nodes]), block.sampling).softmax(dim=-1)
+            try:
+                decided = judge(
+                    [place[step.parents[node] - step.base] for node in drafts],
+                    [block.tokens[node] for node in drafts],
+                    [sources[node] for node in drafts] if block.drawn else (),
+                    p,
+                    Noise(block.sampling.seed, positions[root - first]),
+                )
+            except ValueError as error:
+                raise FrameError(str(error)) from None
+            for node, choice in zip(nodes, decided, strict=True):
+                choices[node - first] = choice
+        return choices
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[n, D] -> [n, V]``. Raises :class:`WireOverflowError` rather than choose by what is no number."""
+        logits = self._head(hidden)
+        if not bool(torch.isfinite(logits).all()):
+            raise WireOverflowError(
+                "The model's logits are not finite numbers. With --dtype float16 use bfloat16 or float32; "
+                "otherwise the checkpoint is damaged."
+            )
+        return logits
+
+
+class Verifier(Engine):
+    """The served model in one piece; opens sessions and computes for them."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        embed: Embedding,
+        head: Head,
+        vocab_size: int,
+        fingerprint: Fingerprint,
+        width: int,
+        limits: ServerLimits | None = None,
+        dtype: str = "",
+    ) -> None:
+        super().__init__(stage, fingerprint, width, limits, dtype)
+        self._embed = embed
+        self._head = head
+        self._vocab_size = vocab_size
+
+    @property
+    def max_message_bytes(self) -> int:
+        return self.limits.max_nodes_per_step * NODE_BYTES + HEAD_BYTES + self.limits.header_bytes
+
+    def open(self, wire: str) -> VerifierSession:
+        codec = TensorCodec(wire, self._width)
+        return VerifierSession(self._stage, self._embed, self._head, self._vocab_size, codec, self.limits)
+
+    def probe(self) -> None:
+        """Have one token verified, so that "ready" means it works."""
+        session = self.open("float32")
+        step = Step(number=0, epoch=0, commit=ROOT, base=0, parents=(ROOT,))
+        run_alone(session, step, write_block(Block((0,), 0, Sampling())))
+        self.row_bytes = session.row_bytes
+        session.close()
+
+
+def load_verifier(
+    blueprint: Blueprint,
+    name: str,
+    limits: ServerLimits | None = None,
+    progress: Progress | None = None,
+) -> Verifier:
+    """The verifier for ``blueprint``, all of it; ``name`` is what people call the model."""
+    stage = blueprint.stage(range(blueprint.layers), progress, "all layers")
+    embed, head = blueprint.ends()
+    return Verifier(
+        stage,
+        embed,
+        head,
+        blueprint.vocab_size,
+        take_fingerprint(blueprint, None, name),
+        blueprint.hidden_size,
+        limits,
+        blueprint.precision.name,
+    )

@@ -1,0 +1,66 @@
+"""What numbers a part computes with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from aparte.config import Compute
+from aparte.errors import UserError
+from aparte.model.fuse import fuse
+from aparte.model.linear import pack_linears, packed_available
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What numbers a part computes with: ``dtype`` of activations, and whether linears are packed."""
+
+    dtype: torch.dtype
+    packed: bool
+    device: torch.device
+
+    @property
+    def name(self) -> str:
+        """The setting's name, as in ``--dtype``."""
+        return "packed16" if self.packed else str(self.dtype).removeprefix("torch.")
+
+    @property
+    def default_wire(self) -> str:
+        """The 16-bit number format to send this precision's activations in."""
+        return "bfloat16" if self.dtype == torch.bfloat16 else "float16"
+
+    @classmethod
+    def resolve(cls, compute: Compute) -> Precision:
+        """Turn the user's settings into what this machine can do. Raises :class:`UserError`."""
+        device = torch.device(_pick_device() if compute.device == "auto" else compute.device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(
+                "There is no CUDA device here. Use --device cpu, or install a CUDA build of torch."
+            )
+        name: str = compute.dtype
+        if name == "auto":
+            name = {"cuda": "bfloat16", "mps": "float16"}.get(device.type, "packed16")
+            if name == "packed16" and not packed_available():
+                name = "float32"
+        if name == "packed16":
+            if device.type != "cpu" or not packed_available():
+                raise UserError("dtype packed16 needs an x86 CPU with AVX2. Use --dtype float32.")
+            return cls(torch.float32, True, device)
+        return cls(getattr(torch, name), False, device)
+
+
+def convert(module: nn.Module, precision: Precision, *, fused: bool = False) -> None:
+    """Bring a module to the precision it computes in, in place; ``fused`` joins operations too."""
+    module.to(precision.device, precision.dtype)
+    if fused:
+        fuse(module, packed=precision.packed)
+    if precision.packed:
+        pack_linears(module)
+
+
+def _pick_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
