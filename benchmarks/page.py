@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from page_spade import spade_section
+
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 INTRO = """# Benchmarks
@@ -53,7 +55,8 @@ PROMPTS = ("code", "chat", "summary")
 def write_page(results: Path) -> None:
     """Write the page from whatever results there are; measurements that are missing have no rows."""
     found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in results.glob("*.json")}
-    parts = [INTRO, _mat(found), _speed(found), _links(found), _budget(found), _step(found), _origins(found)]
+    sections = (_mat, _speed, _links, _budget, spade_section, _step, _origins)
+    parts = [INTRO, *(section(found) for section in sections)]
     PAGE.write_text("\n".join(part for part in parts if part), encoding="utf-8")
 
 
@@ -162,7 +165,8 @@ def _budget(found: dict[str, Any]) -> str:
         "## Node budget\n\nTokens per second with a fixed number of speculative nodes per round trip, and "
         "with the automatic one. *Regret* is what automatic loses against the best fixed number; below zero it "
         "is ahead of all. Model, trees and acceptance are real and timed; the link is simulated: its round "
-        "trip and the messages' bytes over its bandwidth are added to each step's measured time. Without "
+        "trip and the messages' bytes over its bandwidth are added to each step's measured time. Fixed numbers "
+        "are measured once per question and round trip and replayed at its other bandwidths. Without "
         "the prompt and without pipelining.\n\n"
         + _table(columns, table)
         + (plot if (PAGE.parent / "img" / "budget.svg").exists() else "")

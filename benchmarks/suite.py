@@ -40,10 +40,28 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
     "link-80": ([*SPECBENCH, "--rtt", "80", *LINK], 12),
     "link-150": ([*SPECBENCH, "--rtt", "150", *LINK], 12),
     "budget": (
-        ["bench", "budget", "smollm2-135m", "--max-new-tokens", "32", "--plot", "docs/img/budget.svg"],
+        ["bench", "budget", "smollm2-135m", "--max-new-tokens", "24", "--plot", "docs/img/budget.svg"],
         6,
     ),
     "step": (["bench", "step", "smollm2-135m"], 0),
+    "spade": (
+        ["bench", "spade", "smollm2-135m", "--max-new-tokens", "96", "--plot", "docs/img/spade.svg"],
+        12,
+    ),
+    "spade-chain": (
+        [
+            "bench",
+            "spade",
+            "smollm2-135m",
+            "--max-new-tokens",
+            "96",
+            "--shape",
+            "chain",
+            "--d",
+            "1,2,4,6,8,12",
+        ],
+        12,
+    ),
 }
 LINKS = "links"  # the comparison by round trip has a script of its own
 

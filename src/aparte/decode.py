@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -16,6 +16,8 @@ import torch
 from aparte.config import Sampling
 from aparte.errors import UserError
 from aparte.pipeline import Flight, Pipeline
+from aparte.prefill import Prefill
+from aparte.recovery import CacheLostError, Recovery
 from aparte.sampling import choose
 from aparte.session import Session
 from aparte.speculate.accept import accept
@@ -25,6 +27,7 @@ from aparte.speculate.drafter import Drafter, Outcome
 from aparte.target.base import Ask, Target, Timing
 
 FinishReason = Literal["stop", "length"]
+#: Told how many tokens of a prompt have been read, and of how many.
 PrefillProgress = Callable[[int, int], None]
 
 
@@ -38,7 +41,8 @@ class StepRecord:
 
     A step that was sent ahead, before the result of the one before was there, is ``ahead``. Its times
     overlap with those of that one; ``step_ms`` then counts from that one's end. ``stale`` is the number of
-    steps sent ahead that this one's result made worthless.
+    steps sent ahead that this one's result made worthless. ``reconnects`` is how often the connection was
+    lost, and found again, before this one's result was there.
     """
 
     nodes: int
@@ -49,6 +53,7 @@ class StepRecord:
     timing: Timing
     ahead: bool = False
     stale: int = 0
+    reconnects: int = 0
 
     def to_json(self) -> dict[str, float | int]:
         """The record as in ``--json`` (design section 8). ``device_ms`` includes drafting."""
@@ -59,6 +64,7 @@ class StepRecord:
             "accepted": self.accepted,
             "ahead": self.ahead,
             "stale": self.stale,
+            "reconnects": self.reconnects,
             "step_ms": round(self.step_ms, 3),
             "rtt_ms": round(timing.rtt_ms, 3),
             "device_ms": round(timing.device_ms + self.draft_ms, 3),
@@ -89,6 +95,7 @@ class Job:
 
     ``in_flight`` is the most steps to have under way. ``ahead`` decides whether one more pays; without it
     they are sent whenever there is something to propose. ``clock`` gives the seconds that steps are timed by.
+    ``recovery`` decides what a lost connection means; by default it is the end.
     """
 
     prompt: tuple[int, ...]
@@ -101,6 +108,7 @@ class Job:
     in_flight: int = 1
     ahead: SendAhead | None = None
     clock: Callable[[], float] = time.perf_counter
+    recovery: Recovery = field(default_factory=Recovery)
 
 
 def decode(
@@ -109,25 +117,26 @@ def decode(
     """Write the answer, one round trip at a time.
 
     Raises :class:`UserError` before anything is sent if the prompt does not fit, and
-    :class:`~aparte.errors.LinkError` if the cloud goes away; what was yielded until then is valid. A
+    :class:`~aparte.errors.LinkError` if the cloud goes away for good; what was yielded until then is valid. A
     consumer may stop at any time: the session then holds what is committed, steps still under way are
     abandoned, and the next answer goes on from there. Any error (or interrupt) empties the session, because
     what the stages hold is unknown then.
     """
-    if not target.open():
-        session.clear()
-    limit = _limit(target, job)
-    pipeline = Pipeline(target, session, drafter, job, longest=len(job.prompt) + limit)
-    try:
-        yield from _decode(target, session, drafter, job, pipeline, on_prefill)
-    except GeneratorExit:  # the consumer stopped between two steps: everything is in order
-        raise
-    except BaseException:
-        session.clear()
-        target.reset()
-        raise
-    finally:
-        pipeline.abandon()
+    with job.recovery.answer():
+        if not job.recovery.open(target):
+            session.clear()
+        limit = _limit(target, job)
+        pipeline = Pipeline(target, session, drafter, job, longest=len(job.prompt) + limit)
+        try:
+            yield from _decode(target, session, drafter, job, pipeline, on_prefill)
+        except GeneratorExit:  # the consumer stopped between two steps: everything is in order
+            raise
+        except BaseException:
+            session.clear()
+            target.reset()
+            raise
+        finally:
+            pipeline.abandon()
 
 
 def _limit(target: Target, job: Job) -> int:
@@ -155,17 +164,23 @@ def _decode(
     root = torch.empty(0)  # logits that the pending token was chosen from
     reused = session.rewind_to(context)
     limit = pipeline.longest - len(context)
-    written, started = 0, job.clock()
-    prefill = _Prefill(target, session, len(context) - reused, on_prefill)
-    prefill.send(context[reused:], job.prefill_chunk)
+    written, lost, started = 0, job.recovery.lost, job.clock()
+    prefill = Prefill(target, session, job, on_prefill)
     while True:
         # propose and forward
-        if not pipeline:
-            pipeline.send(context)
-        if written:  # the first step has the chunks of the prompt ahead of it
-            pipeline.send_ahead()
-        prefilled = prefill.finish()
-        flight, evaluation = pipeline.collect()
+        try:
+            if not pipeline:
+                prefill.send(context)
+                pipeline.send(context)
+            if written and not prefill:  # a step that has chunks of a prompt ahead of it takes long enough
+                pipeline.send_ahead()
+            prefilled = prefill.finish()
+            flight, evaluation = pipeline.collect()
+        except CacheLostError:  # nothing that was committed is lost: it is sent again
+            session.clear()
+            pipeline.forget()
+            prefill = Prefill(target, session, job, None if written else on_prefill)
+            continue
         tree, logits = flight.tree, evaluation.logits
 
         # accept
@@ -185,6 +200,7 @@ def _decode(
             (*flight.pending_slots, *map(flight.slot, accepted.path)),
         )
         context.extend(new)
+        job.recovery.reached(len(context))
         end = 1 + accepted.path[-1] if accepted.path else 0
         root = logits[end : end + 1]
         observing = job.clock()
@@ -203,10 +219,11 @@ def _decode(
             timing=evaluation.timing,
             ahead=flight.ahead,
             stale=stale,
+            reconnects=job.recovery.lost - lost,
         )
         if prefilled is not None:
             record = replace(record, timing=_with_prefill(prefilled, record))
-        if written and pipeline.is_plain(flight, evaluation.timing):
+        if written and not record.reconnects and pipeline.is_plain(flight, evaluation.timing):
             _learn_costs(job, flight, record)
 
         # emit
@@ -214,7 +231,7 @@ def _decode(
         yield Committed(tokens, record, finish, reused)
         if finish:
             return
-        started = job.clock()
+        lost, started = job.recovery.lost, job.clock()
 
 
 def _learn_costs(job: Job, flight: Flight, record: StepRecord) -> None:
@@ -222,55 +239,10 @@ def _learn_costs(job: Job, flight: Flight, record: StepRecord) -> None:
     # Stale steps that were in its way say nothing about the link.
     waited_ms = record.timing.queue_ms if flight.behind_stale else 0.0
     if job.budget is not None:
-        job.budget.observe(record.nodes, record.step_ms - waited_ms)
+        compute_ms = record.timing.device_ms + record.timing.cloud_ms
+        job.budget.observe(record.nodes, record.step_ms - waited_ms, compute_ms)
     if job.ahead is not None:
         job.ahead.observe(record.nodes, record.draft_ms, record.timing)
-
-
-class _Prefill:
-    """Sends all but the last chunk of a prompt; the last one travels with the first drafts.
-
-    A few chunks are in flight at a time, so that front, middle and back work on different ones and
-    neither side has to buffer a long prompt.
-    """
-
-    IN_FLIGHT = 4
-
-    def __init__(
-        self, target: Target, session: Session, total: int, on_progress: PrefillProgress | None
-    ) -> None:
-        self._target = target
-        self._session = session
-        self._total = total
-        self._on_progress = on_progress
-        self._done = 0
-        self._waiting: list[int] = []  # sizes of the chunks that are not answered yet
-        self._timing: Timing | None = None
-
-    def send(self, prompt: Sequence[int], chunk: int) -> None:
-        chunk = min(chunk, max(1, self._target.max_nodes // 2))
-        for start in range(0, len(prompt) - chunk, chunk):
-            tokens = prompt[start : start + chunk]
-            step = self._session.chain(len(tokens))
-            self._target.submit(step, tokens, Ask(len(tokens)))
-            self._session.commit(tokens, step.slots)
-            self._waiting.append(len(tokens))
-            if len(self._waiting) > self.IN_FLIGHT:
-                self._collect()
-
-    def finish(self) -> Timing | None:
-        """Collect what is still under way; the sum of all chunks' timings, or None if there were none."""
-        while self._waiting:
-            self._collect()
-        timing, self._timing = self._timing, None
-        return timing
-
-    def _collect(self) -> None:
-        timing = self._target.collect().timing
-        self._timing = timing if self._timing is None else self._timing + timing
-        self._done += self._waiting.pop(0)
-        if self._on_progress:
-            self._on_progress(self._done, self._total)
 
 
 def _with_prefill(chunks: Timing, last: StepRecord) -> Timing:

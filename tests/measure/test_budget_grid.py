@@ -112,7 +112,7 @@ class TestSimulatedLink:
         writer, link = simulated
         link.profile = FAR
         write(writer, Decoding(in_flight=1))
-        assert 75 < writer.budget.cost.expect_ms(1) < 85
+        assert 75 < writer.budget.expect_ms(1) < 85
 
     def test_a_model_drafts_as_far_as_the_link_makes_worth_while(
         self, simulated: tuple[Writer, SimulatedLink], clock: Clock
@@ -229,7 +229,7 @@ class TestRun:
         seen: dict[float, set[int]] = {}
         for row in run(writer, link, QUESTIONS, (FAR, NEAR), Options(Sampling(), 16)):
             seen.setdefault(row["rtt_ms"], set()).add(id(writer.budget))
-            assert (writer.budget.cost.expect_ms(1) > 40) == (row["rtt_ms"] == 80)
+            assert (writer.budget.expect_ms(1) > 40) == (row["rtt_ms"] == 80)
         assert [len(budgets) for budgets in seen.values()] == [1, 1]
 
 
