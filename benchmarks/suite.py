@@ -115,8 +115,18 @@ def origin() -> dict[str, Any]:
     ).stdout.strip()
     return {
         "commit": commit + ("+" if dirty else ""),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "machine": f"{os.cpu_count()} cores, {_processor()}, Python {platform.python_version()}",
     }
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, because speeds depend on little else here."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

@@ -23,13 +23,18 @@ PRIOR_MS_PER_NODE = 1.0
 PRIOR_WEIGHT = 20.0
 #: The same for what is not compute, which is mostly transfer.
 PRIOR_REST_MS_PER_NODE = 0.2
-#: Where the curve may bend, in nodes per step.
-KNOTS = np.array([*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 128, 256], dtype=float)
-#: Weight, in steps, of the curve being straight and of its slope being the prior one, between two knots.
-STRAIGHT = 0.05
-SLOPED = 0.03
+#: Sizes that the curve tells apart, 0 among them.
+SIZES = 257
+#: Steps that the line counts as, where sizes were seen.
+LINE_WEIGHT = 2.0
 #: Nodes of the first step, when nothing is known.
 FIRST_NODES = 8
+#: A tree to cut from has this many times the nodes that were kept of the last one, and some more, so that
+#: the budget can rise; growing nodes that are never sent takes time too.
+SPARE = 2.0
+MORE = 4
+#: How fast the size of the tree follows a budget that falls.
+ROOM_FADE = 0.8
 #: A step that takes this many times what was expected counts as this many times (a stall, not a trend).
 STALL = 3.0
 
@@ -37,8 +42,9 @@ STALL = 3.0
 class StepCost:
     """Expected time of a step, ``fixed_ms + nodes * ms_per_node``, by least squares with fading memory."""
 
-    def __init__(self, prior_ms_per_node: float = PRIOR_MS_PER_NODE) -> None:
+    def __init__(self, prior_ms_per_node: float = PRIOR_MS_PER_NODE, fade: float = FADE) -> None:
         self._prior = prior_ms_per_node
+        self._fade = fade
         self._weight = 0.0
         self._nodes = 0.0
         self._ms = 0.0
@@ -70,77 +76,59 @@ class StepCost:
         """A step of ``nodes`` nodes took ``step_ms``, which counts as ``most_ms`` at most."""
         if self.known:
             step_ms = min(step_ms, STALL * self.expect_ms(nodes) if most_ms is None else most_ms)
-        self._weight = FADE * self._weight + 1
-        self._nodes = FADE * self._nodes + nodes
-        self._ms = FADE * self._ms + step_ms
-        self._nodes_nodes = FADE * self._nodes_nodes + nodes * nodes
-        self._nodes_ms = FADE * self._nodes_ms + nodes * step_ms
+        self._weight = self._fade * self._weight + 1
+        self._nodes = self._fade * self._nodes + nodes
+        self._ms = self._fade * self._ms + step_ms
+        self._nodes_nodes = self._fade * self._nodes_nodes + nodes * nodes
+        self._nodes_ms = self._fade * self._nodes_ms + nodes * step_ms
 
 
 class ComputeCurve:
-    """Expected compute of a step by its nodes: straight between :data:`KNOTS`, and never falling.
+    """Expected compute of a step by its nodes: a line, and where sizes were seen what they differ from it.
 
-    The heights of the knots are a least-squares fit with fading memory. Where no steps were seen, the curve
-    goes on in the direction that it has.
+    It never falls. Everything fades alike, slowly. Where little was seen the line alone counts, so that noise
+    between two neighbours does not bend the curve elsewhere.
     """
 
     def __init__(self) -> None:
-        self._normal = np.zeros((len(KNOTS), len(KNOTS)))
-        self._right = np.zeros(len(KNOTS))
-        self._heights: np.ndarray | None = None
+        self._line = StepCost(PRIOR_MS_PER_NODE, CURVE_FADE)
+        self._weights = np.zeros(SIZES)
+        self._times = np.zeros(SIZES)
+        self._curve = PRIOR_MS_PER_NODE * np.arange(SIZES)
 
     @property
     def known(self) -> bool:
         """False until a step was seen."""
-        return self._heights is not None
+        return self._line.known
 
-    def expect_ms(self, nodes: float) -> float:
+    def expect_ms(self, nodes: int) -> float:
         """Expected time of a step of ``nodes`` nodes."""
-        if self._heights is None:
-            return nodes * PRIOR_MS_PER_NODE
-        return float(np.interp(nodes, KNOTS, self._heights))
+        return float(self._curve[min(nodes, SIZES - 1)])
 
     def observe(self, nodes: int, compute_ms: float) -> None:
         """A step of ``nodes`` nodes took ``compute_ms``."""
+        nodes = min(nodes, SIZES - 1)
         if self.known:
             compute_ms = min(compute_ms, STALL * max(1.0, self.expect_ms(nodes)))
-        row = _hats(nodes)
-        self._normal = CURVE_FADE * self._normal + np.outer(row, row)
-        self._right = CURVE_FADE * self._right + row * compute_ms
-        heights = np.linalg.solve(self._normal + _SHAPE, self._right + _SHAPE_RIGHT)
-        self._heights = np.maximum(0.0, np.maximum.accumulate(heights))
+        self._line.observe(nodes, compute_ms)
+        self._weights *= CURVE_FADE
+        self._times *= CURVE_FADE
+        self._weights[nodes] += 1
+        self._times[nodes] += compute_ms
+        line = np.array([self._line.expect_ms(0), self._line.expect_ms(1)])
+        straight = line[0] + (line[1] - line[0]) * np.arange(SIZES)
+        differences = _NEAR @ (self._times - self._weights * straight) / (_NEAR @ self._weights + LINE_WEIGHT)
+        self._curve = np.maximum.accumulate(np.maximum(0.0, straight + differences))
 
 
-def _hats(nodes: float) -> np.ndarray:
-    """How much each knot counts at ``nodes``; together 1."""
-    at = min(max(nodes, KNOTS[0]), KNOTS[-1])
-    right = int(np.clip(np.searchsorted(KNOTS, at), 1, len(KNOTS) - 1))
-    share = (at - KNOTS[right - 1]) / (KNOTS[right] - KNOTS[right - 1])
-    row = np.zeros(len(KNOTS))
-    row[right - 1], row[right] = 1 - share, share
-    return row
+def _near() -> np.ndarray:
+    """How much a step of one size tells about another: neighbours, the wider the larger the sizes are."""
+    sizes = np.arange(SIZES, dtype=float)
+    width = 0.4 + 0.04 * sizes
+    return np.exp(-(((sizes[:, None] - sizes) / width[:, None]) ** 2))
 
 
-def _shape() -> tuple[np.ndarray, np.ndarray]:
-    """The normal equations of "straight, and as steep as the prior", weighed as observations."""
-    normal, right = np.zeros((len(KNOTS), len(KNOTS))), np.zeros(len(KNOTS))
-    gaps = np.diff(KNOTS)
-    for index, gap in enumerate(gaps):
-        rise = np.zeros(len(KNOTS))
-        rise[index : index + 2] = -1, 1
-        normal += SLOPED * np.outer(rise, rise)
-        right += SLOPED * rise * gap * PRIOR_MS_PER_NODE
-        if index:
-            before = np.zeros(len(KNOTS))
-            before[index - 1 : index + 1] = -1, 1
-            bend = rise / gap - before / gaps[index - 1]
-            # In milliseconds over the shorter side: how far the curve leaves the straight line there.
-            bend *= min(gap, gaps[index - 1])
-            normal += STRAIGHT * np.outer(bend, bend)
-    return normal, right
-
-
-_SHAPE, _SHAPE_RIGHT = _shape()
+_NEAR = _near()
 
 
 class NodeBudget:
@@ -149,8 +137,13 @@ class NodeBudget:
     def __init__(self) -> None:
         self.compute = ComputeCurve()
         self.rest = StepCost(PRIOR_REST_MS_PER_NODE)
+        self._room = float("inf")
 
-    def expect_ms(self, nodes: float) -> float:
+    def room(self, most: int) -> int:
+        """How many nodes to propose, ``most`` at most, for :meth:`trim` to choose from."""
+        return int(min(most, self._room))
+
+    def expect_ms(self, nodes: int) -> float:
         """Expected time of a step of ``nodes`` nodes."""
         return self.compute.expect_ms(nodes) + self.rest.expect_ms(nodes)
 
@@ -167,6 +160,8 @@ class NodeBudget:
             rate = tokens / self.expect_ms(pending + count)
             if rate > best_rate:
                 best, best_rate = count, rate
+        before = 0.0 if self._room == float("inf") else self._room
+        self._room = max(SPARE * best + MORE, ROOM_FADE * before)
         return tree.head(best)
 
     def observe(self, nodes: int, step_ms: float, compute_ms: float = 0.0) -> None:
