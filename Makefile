@@ -24,8 +24,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# A worker per core, each with one thread of its own; tests of one file share its fixtures.
 unit: $(STAMP)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

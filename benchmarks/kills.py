@@ -1,4 +1,4 @@
-"""Kill the cloud at random moments, again and again, and compare every answer with that of an undisturbed run.
+"""Kill the cloud at random moments, and compare every answer with that of an undisturbed run.
 
     .venv/bin/python benchmarks/kills.py                              # 100 kills, the default model
     .venv/bin/python benchmarks/kills.py --model FOLDER --kills 20 --json

@@ -25,6 +25,7 @@ from aparte.target.split import DeviceParts, SplitTarget
 from aparte.wire.frames import Frame, Hello, StepFrame, Welcome
 from aparte.wire.frames import decode as decode_frame
 from aparte.wire.frames import encode as encode_frame
+from aparte.wire.link import Link
 from aparte.wire.websocket import WebSocketLink
 from running import FLOAT32
 
@@ -48,6 +49,7 @@ def open_link(
     name: str = "tiny",
     token: str | None = None,
     ca_file: Path | None = None,
+    pins: Sequence[str] = (),
     settings: LinkSettings | None = None,
 ) -> WebSocketLink:
     """A link that is not connected yet."""
@@ -59,6 +61,7 @@ def open_link(
         width=blueprint.hidden_size,
         token=token,
         ca_file=ca_file,
+        pins=pins,
         settings=settings,
     )
 
@@ -66,9 +69,7 @@ def open_link(
 class Device:
     """A split target at the end of ``link``, and one conversation."""
 
-    def __init__(
-        self, folder: Path, link: WebSocketLink, *, cut: Cut | None = None, wire: str = "float32"
-    ) -> None:
+    def __init__(self, folder: Path, link: Link, *, cut: Cut | None = None, wire: str = "float32") -> None:
         self.target: Target = SplitTarget(
             DeviceParts(Blueprint.open(folder, FLOAT32), cut or Cut()), link, wire
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -26,11 +27,23 @@ class Recording:
         return [data for opcode, data in websocket_frames(bytes(self.down)) if opcode == 2]
 
 
-class Relay:
-    """Listens on a port of its own and forwards to ``upstream``, which may change between connections."""
+@dataclass(frozen=True)
+class Break:
+    """Where a connection ends without a word: after so many bytes ``up`` or ``down``, whichever is first."""
 
-    def __init__(self, upstream: int) -> None:
+    up: float = math.inf
+    down: float = math.inf
+
+
+class Relay:
+    """Listens on a port of its own and forwards to ``upstream``, which may change between connections.
+
+    The first connections end as ``breaks`` say, one each.
+    """
+
+    def __init__(self, upstream: int, breaks: Sequence[Break] = ()) -> None:
         self.upstream = upstream
+        self.breaks = list(breaks)
         self.recordings: list[Recording] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -54,10 +67,7 @@ class Relay:
 
     def cut(self) -> None:
         """End all connections at once, without a word."""
-        for end in self._sockets:
-            with contextlib.suppress(OSError):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                end.shutdown(socket.SHUT_RDWR)
+        _tear(*self._sockets)
 
     def close(self) -> None:
         self._open.set()
@@ -80,26 +90,39 @@ class Relay:
                 self._sockets += [device, cloud]
                 recording = Recording()
                 self.recordings.append(recording)
-                for source, sink, record in (
-                    (device, cloud, recording.up),
-                    (cloud, device, recording.down),
+                end = self.breaks.pop(0) if self.breaks else Break()
+                for source, sink, record, most in (
+                    (device, cloud, recording.up, end.up),
+                    (cloud, device, recording.down, end.down),
                 ):
-                    threading.Thread(target=self._copy, args=(source, sink, record), daemon=True).start()
+                    threading.Thread(
+                        target=self._copy, args=(source, sink, record, most), daemon=True
+                    ).start()
 
-    def _copy(self, source: socket.socket, sink: socket.socket, record: bytearray) -> None:
+    def _copy(self, source: socket.socket, sink: socket.socket, record: bytearray, most: float) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                left = most - len(record)
                 record += data
                 self._open.wait()
-                sink.sendall(data)
+                sink.sendall(data if len(data) < left else data[: int(left)])
+                if len(data) >= left:
+                    _tear(source, sink)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
 
+def _tear(*ends: socket.socket) -> None:
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.shutdown(socket.SHUT_RDWR)
+
+
 @contextlib.contextmanager
-def relay_to(url: str) -> Iterator[Relay]:
+def relay_to(url: str, breaks: Sequence[Break] = ()) -> Iterator[Relay]:
     """A relay in front of the server at ``url``."""
-    relay = Relay(int(url.rpartition(":")[2]))
+    relay = Relay(int(url.rpartition(":")[2]), breaks)
     try:
         yield relay
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from aparte.cloud.keys import Keyring
 from aparte.cloud.load import load_engine
 from aparte.cloud.server import MiddleServer
 from aparte.cloud.verifier import load_verifier
@@ -28,6 +29,7 @@ def running_server(
     compute: Compute = FLOAT32,
     limits: ServerLimits | None = None,
     token: str | None = None,
+    keys: Keyring | None = None,
     tls: ssl.SSLContext | None = None,
     name: str = "tiny",
     whole: bool = False,
@@ -39,7 +41,7 @@ def running_server(
         if whole
         else load_engine(blueprint, cut or Cut(), name, limits)
     )
-    server = MiddleServer(engine, token=token, tls=tls)
+    server = MiddleServer(engine, token=token, keys=keys, tls=tls)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -347,8 +347,8 @@ class TestReference:
 
     def test_frames(self) -> None:
         frames: list[Frame] = [
-            Hello({"name": "", "cut": "", "config": "", "tensors": ""}, "float16"),
-            Welcome({"name": "", "cut": "", "config": "", "tensors": ""}, 1, 1),
+            Hello({"name": "", "cut": "", "config": "", "tensors": ""}, "float16", resume=""),
+            Welcome({"name": "", "cut": "", "config": "", "tensors": ""}, 1, 1, resume="x", resumed=True),
             StepFrame(Step(1, 0, ROOT, 0, (ROOT,)), b""),
             StepFrame(Step(1, 0, ROOT, 0, (ROOT, ROOT)), b""),
             ResultFrame(1, 1.0, 1.0, b""),

@@ -9,6 +9,7 @@ from typing import Any
 
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.decode import FinishReason, Job, PrefillProgress, StepRecord, decode
+from aparte.recovery import Recovery
 from aparte.session import Session
 from aparte.speculate.ahead import SendAhead
 from aparte.speculate.budget import NodeBudget
@@ -65,6 +66,11 @@ class Answer:
         return sum(step.ahead for step in self.steps)
 
     @property
+    def reconnects(self) -> int:
+        """How often the connection was lost on the way, and found again."""
+        return sum(step.reconnects for step in self.steps)
+
+    @property
     def mat(self) -> float:
         """Tokens committed per round trip, the target's own included; 1.00 is plain autoregression."""
         return len(self.token_ids) / len(self.steps) if self.steps else 0.0
@@ -97,6 +103,7 @@ class Answer:
             "ahead_steps": self.ahead_steps,
             "stale_steps": self.stale_steps,
             "stale_nodes": self.stale_nodes,
+            "reconnects": self.reconnects,
             "tok_s": round(self.tok_s, 3),
             "ttft_ms": round(self.ttft_ms, 2),
             "elapsed_s": round(self.elapsed_s, 4),
@@ -122,13 +129,18 @@ class Writer:
         cut: str,
         prefill_chunk: int = 128,
         clock: Callable[[], float] = time.perf_counter,
+        recovery: Recovery | None = None,
     ) -> None:
-        """``clock`` gives the seconds that answers are timed by; the target has to have the same one."""
+        """``clock`` gives the seconds that answers are timed by; the target has to have the same one.
+
+        ``recovery`` says what a lost connection means; without it that is the end of an answer.
+        """
         self.target = target
         self.codec = codec
         self._cut = cut
         self._prefill_chunk = prefill_chunk
         self._clock = clock
+        self._recovery = recovery or Recovery()
         #: Which tokens of the conversation lie in which slots.
         self.session = Session()
         # What these learn of the link holds for the next answer too.
@@ -162,6 +174,7 @@ class Writer:
             in_flight=decoding.flight_limit,
             ahead=self._ahead if decoding.in_flight is None else None,
             clock=self._clock,
+            recovery=self._recovery,
         )
         return answer, self._pieces(answer, job, drafter, stopping, on_prefill)
 

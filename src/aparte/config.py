@@ -133,6 +133,30 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Penalties:
+    """What is taken from, or added to, a token's logit for what the answer holds so far, or always.
+
+    ``frequency`` counts per occurrence in the answer, ``presence`` once; ``bias`` is added to the logits of
+    the tokens it names. Zeros and an empty ``bias`` change nothing.
+    """
+
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in (("frequency", self.frequency), ("presence", self.presence)):
+            if not -2 <= value <= 2:
+                raise UserError(f"The {name} penalty is {value}; it must be between -2 and 2 (0 is off).")
+        if not all(token >= 0 and -100 <= value <= 100 for token, value in self.bias):
+            raise UserError("A logit bias names a token id that is none, or is not between -100 and 100.")
+
+    @property
+    def active(self) -> bool:
+        return bool(self.frequency or self.presence or self.bias)
+
+
+@dataclass(frozen=True)
 class Decoding:
     """Which drafter proposes, and how much."""
 
@@ -285,18 +309,33 @@ class Stopping:
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """How the device talks to the cloud."""
+    """How the device talks to the cloud, and how long it bears with it."""
 
     connect_timeout_s: float = 10.0
     step_timeout_s: float = 120.0
+    #: For a whole answer, prompt included; None is no limit.
+    answer_timeout_s: float | None = None
+    #: How often a lost connection is sought again before the answer is given up; 0 gives up at once.
+    retries: int = 10
+    #: The wait before the first attempt, at most; it doubles with every further one, up to the longest.
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 10.0
     #: Prompt tokens per message. Bounds message size, so that no limit of either side bounds the context.
     prefill_chunk: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout_s", "step_timeout_s"):
+        for name in (
+            "connect_timeout_s",
+            "step_timeout_s",
+            "answer_timeout_s",
+            "first_wait_s",
+            "longest_wait_s",
+        ):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"{name} is {value}; it must be a positive number of seconds.")
+        if not 0 <= self.retries <= 1000:
+            raise UserError(f"retries is {self.retries}; it must be between 0 and 1000.")
         if self.prefill_chunk < 1:
             raise UserError(f"prefill_chunk is {self.prefill_chunk}; it must be at least 1.")
 
@@ -310,6 +349,8 @@ class ServerLimits:
     #: Nodes that may hang below the committed tip at a time.
     max_pending_nodes: int = 2048
     idle_s: float = 300.0
+    #: How long a session whose connection was lost waits for its device; 0 ends it at once.
+    grace_s: float = 60.0
     #: Bytes that the caches of all sessions may take; None is a share of what is free at the start.
     kv_bytes: int | None = None
     header_bytes: int = 65_536
@@ -317,6 +358,8 @@ class ServerLimits:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.idle_s) and self.idle_s > 0):
             raise UserError(f"The idle time is {self.idle_s} s; it must be positive.")
+        if not (math.isfinite(self.grace_s) and self.grace_s >= 0):
+            raise UserError(f"The grace time is {self.grace_s} s; it must be 0 (none) or positive.")
         if self.max_sessions < 1:
             raise UserError(f"max_sessions is {self.max_sessions}; it must be at least 1.")
         if self.kv_bytes is not None and self.kv_bytes < 1:

@@ -7,7 +7,7 @@ The loop knows targets and drafters by their protocols; it owns tokens, sampling
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -24,7 +24,7 @@ from aparte.speculate.accept import accept
 from aparte.speculate.ahead import SendAhead
 from aparte.speculate.budget import NodeBudget
 from aparte.speculate.drafter import Drafter, Outcome
-from aparte.target.base import Ask, Target, Timing
+from aparte.target.base import Target, Timing
 
 FinishReason = Literal["stop", "length"]
 #: Told how many tokens of a prompt have been read, and of how many.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aparte.answer import Writer
@@ -12,16 +12,19 @@ from aparte.bridge.file import load_bridge
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.load import load_engine
 from aparte.config import Compute, Cut, LinkSettings, WireName
+from aparte.deadline import Deadline
 from aparte.errors import UserError
 from aparte.fingerprint import WHOLE, Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
+from aparte.recovery import Recovery
 from aparte.speculate.draft_model import DraftModel, check_vocabulary
 from aparte.speculate.shallow import open_shallow
 from aparte.target.draft import DraftTarget
 from aparte.target.local import LocalTarget
 from aparte.target.split import DeviceParts, SplitTarget
 from aparte.text.tokenizer import Codec
+from aparte.wire.failover import Failover
 from aparte.wire.link import Link
 from aparte.wire.websocket import WebSocketLink
 
@@ -36,21 +39,26 @@ def open_writer(
     name: str,
     cut: Cut,
     *,
-    cloud: str | None = None,
+    cloud: str | Sequence[str] | None = None,
     wire: WireName = "auto",
     token: str | None = None,
     ca_file: Path | None = None,
+    pins: Sequence[str] = (),
     settings: LinkSettings | None = None,
     progress: Progress | None = None,
     notice: Callable[[str], None] | None = None,
+    parts: DeviceParts | None = None,
 ) -> Writer:
     """Load front and back, and reach the middle at ``cloud``, or in this process without it.
 
-    With a ``cloud``, the connection is made and the fingerprints are compared before this returns.
-    ``notice`` is told, in sentences, what the user should know about that cloud.
+    With a ``cloud``, the connection is made and the fingerprints are compared before this returns. Of several
+    the first that can be reached is used, and another one when it goes away. ``notice`` is told, in
+    sentences, what the user should know about that cloud. ``parts`` are front and back if they are loaded
+    already: several writers can share them.
     """
     settings = settings or LinkSettings()
     number_format = wire_format(wire, blueprint)
+    deadline = Deadline(settings.answer_timeout_s)
     link: Link
     if cloud is None:
         link = InProcessLink(load_engine(blueprint, cut, name, progress=progress), number_format)
@@ -62,12 +70,14 @@ def open_writer(
             number_format,
             token,
             ca_file,
+            pins,
             settings,
+            deadline,
             notice,
         )
     codec = Codec(blueprint.checkpoint.folder)
-    target = SplitTarget(DeviceParts(blueprint, cut, progress), link, number_format)
-    return Writer(target, codec, str(cut), settings.prefill_chunk)
+    target = SplitTarget(parts or DeviceParts(blueprint, cut, progress), link, number_format)
+    return Writer(target, codec, str(cut), settings.prefill_chunk, recovery=Recovery(settings, deadline))
 
 
 def open_draft_writer(
@@ -75,10 +85,11 @@ def open_draft_writer(
     name: str,
     *,
     rejection: bool = False,
-    cloud: str | None = None,
+    cloud: str | Sequence[str] | None = None,
     wire: WireName = "auto",
     token: str | None = None,
     ca_file: Path | None = None,
+    pins: Sequence[str] = (),
     settings: LinkSettings | None = None,
     progress: Progress | None = None,
     notice: Callable[[str], None] | None = None,
@@ -90,6 +101,7 @@ def open_draft_writer(
     """
     settings = settings or LinkSettings()
     number_format = wire_format(wire, blueprint)
+    deadline = Deadline(settings.answer_timeout_s)
     link: Link
     if cloud is None:
         from aparte.cloud.verifier import load_verifier
@@ -103,44 +115,58 @@ def open_draft_writer(
             number_format,
             token,
             ca_file,
+            pins,
             settings,
+            deadline,
             notice,
         )
     target = DraftTarget(blueprint, link, number_format, rejection=rejection)
-    return Writer(target, Codec(blueprint.checkpoint.folder), WHOLE, settings.prefill_chunk)
+    codec = Codec(blueprint.checkpoint.folder)
+    return Writer(target, codec, WHOLE, settings.prefill_chunk, recovery=Recovery(settings, deadline))
 
 
 def open_local_writer(
     blueprint: Blueprint, settings: LinkSettings | None = None, progress: Progress | None = None
 ) -> Writer:
     """Load the whole model on this machine; nothing is sent anywhere."""
-    chunk = (settings or LinkSettings()).prefill_chunk
-    return Writer(LocalTarget(blueprint, progress), Codec(blueprint.checkpoint.folder), WHOLE, chunk)
+    settings = settings or LinkSettings()
+    recovery = Recovery(settings, Deadline(settings.answer_timeout_s))
+    codec = Codec(blueprint.checkpoint.folder)
+    return Writer(LocalTarget(blueprint, progress), codec, WHOLE, settings.prefill_chunk, recovery=recovery)
 
 
 def _connected(
-    cloud: str,
+    cloud: str | Sequence[str],
     blueprint: Blueprint,
     fingerprint: Fingerprint,
     number_format: str,
     token: str | None,
     ca_file: Path | None,
+    pins: Sequence[str],
     settings: LinkSettings,
+    deadline: Deadline,
     notice: Callable[[str], None] | None,
-) -> WebSocketLink:
+) -> Failover:
     """The connection is made, and both sides mean the same model."""
-    link = WebSocketLink(
-        cloud,
-        fingerprint,
-        wire=number_format,
-        width=blueprint.hidden_size,
-        token=token,
-        ca_file=ca_file,
-        settings=settings,
+    link = Failover(
+        [
+            WebSocketLink(
+                url,
+                fingerprint,
+                wire=number_format,
+                width=blueprint.hidden_size,
+                token=token,
+                ca_file=ca_file,
+                pins=pins,
+                settings=settings,
+                deadline=deadline,
+            )
+            for url in ((cloud,) if isinstance(cloud, str) else cloud)
+        ]
     )
     link.open()
     if notice:
-        _warn(link, blueprint, notice)
+        _warn(link.current, blueprint, notice)
     return link
 
 

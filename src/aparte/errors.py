@@ -47,6 +47,35 @@ class SlotError(AparteError):
 class LinkError(AparteError):
     """The cloud cannot be reached, or went away. Everything generated so far is still valid."""
 
+    #: How many seconds the cloud asks to be left alone.
+    retry_after_s = 0.0
+
+
+class SilenceError(LinkError):
+    """The cloud is there and does not answer. Asking it again would take as long once more."""
+
+    #: Whether there is another cloud to ask.
+    elsewhere = False
+
+    def __init__(self, where: str, seconds: float, what: str = "") -> None:
+        """``what`` was not answered by the cloud ``where`` for so many ``seconds``."""
+        self._where = where
+        self._seconds = seconds
+        super().__init__(
+            f"{where} did not answer{f' {what}' if what else ''} within {seconds:g} s. "
+            "Is the machine overloaded, or the network down?"
+        )
+
+    def about(self, what: str) -> SilenceError:
+        """The same with a name for what was not answered."""
+        error = SilenceError(self._where, self._seconds, what)
+        error.elsewhere = self.elsewhere
+        return error
+
+
+class GivenUpError(LinkError):
+    """It was tried again and again, or until the answer's time was over."""
+
 
 class WireOverflowError(AparteError):
     """An activation does not fit the wire's number format."""

@@ -114,7 +114,7 @@ class Pipeline:
 
     def collect(self) -> tuple[Flight, Evaluation]:
         """Wait for the next step in order."""
-        return self._flights.popleft(), self._target.collect()
+        return self._flights.popleft(), self._job.recovery.collect(self._target)
 
     def is_plain(self, flight: Flight, timing: Timing) -> bool:
         """Whether the step took what one round trip takes: nothing was under way when it was sent, and the
@@ -149,6 +149,11 @@ class Pipeline:
             self._behind_stale = True
         return count
 
+    def forget(self) -> None:
+        """The target has lost everything, and with it what is under way: it will be proposed again."""
+        self._flights.clear()
+        self._behind_stale = False
+
     def _foresee(self, last: Flight) -> Flight | None:
         """The step after ``last`` if all goes as predicted, or None if there is none, or it doesn't pay."""
         leaf = likeliest_leaf(last.tree)
@@ -174,6 +179,8 @@ class Pipeline:
     def _draft(self, context: Sequence[int], room: int) -> tuple[DraftTree, float]:
         """What to hang below ``context``, and how many milliseconds it took to find."""
         started = self._job.clock()
+        if self._job.budget is not None:
+            room = self._job.budget.room(room)
         tree = sanitize(
             self._drafter.propose(context, room),
             vocab_size=self._target.vocab_size,

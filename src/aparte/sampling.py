@@ -8,12 +8,13 @@ its distribution is exactly ``softmax(processed_logits)``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from aparte.config import Sampling
+from aparte.config import Penalties, Sampling
 
 NEVER = float("-inf")
 
@@ -50,6 +51,22 @@ def keep_min_p(logits: torch.Tensor, p: float) -> torch.Tensor:
     probabilities = logits.softmax(dim=-1)
     floor = p * probabilities.amax(dim=-1, keepdim=True)
     return logits.masked_fill(probabilities < floor, NEVER)
+
+
+def penalize(logits: torch.Tensor, written: Sequence[int], penalties: Penalties) -> torch.Tensor:
+    """Logits ``[V]`` after the answer so far, ``written``: a function of that text and nothing else.
+
+    So at a node of a draft tree it is given the path to that node, and the choice there is the one that
+    decoding token by token would make.
+    """
+    result = logits.float().clone()
+    for token, bias in penalties.bias:
+        result[token] += bias
+    if written and (penalties.frequency or penalties.presence):
+        often = Counter(written)
+        counts = torch.tensor(list(often.values()), dtype=torch.float32, device=result.device)
+        result[list(often)] -= penalties.frequency * counts + penalties.presence
+    return result
 
 
 def gumbel_noise(seed: int, position: int, vocab: int) -> torch.Tensor:

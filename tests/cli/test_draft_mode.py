@@ -123,7 +123,11 @@ def test_a_verifier_that_goes_away_leaves_what_was_written(aparte: Command, llam
     with running_server(llama_folder, whole=True) as (_, url):
         address = parse_address(url.removeprefix("ws://"))
         with WanRelay(("127.0.0.1", 0), address, WanProfile(drop_after=2_000)) as relay:
-            result = aparte(*base, "--cloud", f"ws://127.0.0.1:{relay.port}")
+            cloud = ("--cloud", f"ws://127.0.0.1:{relay.port}")
+            result = aparte(*base, *cloud, "--retries", 0)
+            survived = aparte(*base, *cloud)
+    assert survived.json["token_ids"] == whole
+    assert survived.json["reconnects"] >= 1
     assert result.code == 1
     data = result.json
     assert 0 < data["new_tokens"] < 20

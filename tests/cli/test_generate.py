@@ -175,9 +175,10 @@ def test_a_cloud_that_goes_away_leaves_what_was_written(aparte: Command, llama_f
     with running_server(llama_folder) as (_, url):
         address = parse_address(url.removeprefix("ws://"))
         with WanRelay(("127.0.0.1", 0), address, WanProfile(drop_after=12_000)) as relay:
-            cloud = f"ws://127.0.0.1:{relay.port}"
-            result = aparte(*base, "--cloud", cloud, "--json")
-            plain = aparte(*base, "--cloud", cloud)
+            cloud = ("--cloud", f"ws://127.0.0.1:{relay.port}")
+            result = aparte(*base, *cloud, "--retries", 0, "--json")
+            plain = aparte(*base, *cloud, "--retries", 0)
+            survived = aparte(*base, *cloud, "--json")  # every connection ends after so many bytes
     assert result.code == plain.code == 1
     data = result.json
     assert 0 < data["new_tokens"] < 60
@@ -187,6 +188,31 @@ def test_a_cloud_that_goes_away_leaves_what_was_written(aparte: Command, llama_f
     assert plain.out.strip()
     assert whole["text"].startswith(plain.out.rstrip("\n"))
     assert "went away" in plain.err
+    assert survived.code == 0
+    assert survived.json["token_ids"] == whole["token_ids"]
+    assert survived.json["reconnects"] >= 1
+
+
+def test_several_clouds_are_tried_in_their_order(aparte: Command, llama_folder: Path) -> None:
+    base = ("generate", llama_folder, "the cat", "--max-new-tokens", 6, *EXACT, "--json")
+    with running_server(llama_folder) as (server, url):
+        result = aparte(*base, "--cloud", "ws://127.0.0.1:9", "--cloud", url)
+        assert server.counters.steps > 0
+    assert result.code == 0
+    assert result.json["token_ids"] == aparte(*base).json["token_ids"]
+    nobody = aparte(*base, "--cloud", "ws://127.0.0.1:9", "--cloud", "ws://127.0.0.1:10")
+    assert nobody.code == 1
+    assert "None of the 2 clouds can be reached" in nobody.err
+
+
+def test_an_answer_may_be_given_a_time(aparte: Command, llama_folder: Path) -> None:
+    result = aparte(
+        *("generate", llama_folder, "the cat", "--max-new-tokens", 200, "--decode", "sequential"),
+        *("--answer-timeout", 0.001, "--json"),
+    )
+    assert result.code == 1
+    assert "--answer-timeout" in result.json["error"]
+    assert result.json["finish_reason"] is None
 
 
 def test_an_emulated_link_shows_in_the_records_and_is_cleaned_up(aparte: Command, llama_folder: Path) -> None:

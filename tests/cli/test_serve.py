@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from aparte.cloud.door import pin_of
 from certificates import make_certificate
 from cli.command import Command, start
 
@@ -66,6 +67,7 @@ def test_serves_over_tls_and_ends_on_a_signal(llama_folder: Path, tmp_path: Path
     ready = json.loads(child.stdout.readline())
     assert ready["listening"].startswith("wss://127.0.0.1:")
     assert ready["cut"] == "2,2"
+    assert ready["pin"] == pin_of(cert)
     base = ("generate", llama_folder, "the cat", "--cloud", ready["listening"], "--dtype", "float32", *door)
     assert aparte(*base, "--max-new-tokens", 4).code == 2  # our own certificate is not trusted yet
     good = aparte(*base, "--max-new-tokens", 4, "--tls-ca", cert, "--json")

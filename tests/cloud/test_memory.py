@@ -74,7 +74,7 @@ def test_the_idle_session_that_was_used_the_longest_time_ago_leaves_first(engine
     memory.add(newcomer)
     assert left == ["a"]
     assert sessions["a"].closed
-    memory.begin_pass()
+    memory.settle()
     memory.promise(job(newcomer, 300), 300)  # takes twice the first size
     assert left == ["a", "b"]
     assert memory.evicted == 2
@@ -95,7 +95,7 @@ def test_nobody_is_sent_away_for_a_step_that_would_not_fit_anyway(engine: Engine
     memory = CacheMemory(3 * FIRST_BYTES, ROW_BYTES)
     idle, greedy = filled(engine, memory), filled(engine, memory)
     greedy.unanswered = 1
-    memory.begin_pass()
+    memory.settle()
     with pytest.raises(FullError):
         memory.promise(job(greedy, 512, 0), 512)
     assert not idle.closed
@@ -107,12 +107,12 @@ def test_what_several_steps_of_a_pass_will_take_counts_together(engine: Engine) 
     for session in sessions:
         memory.add(session)
         session.unanswered = 1
-    memory.begin_pass()
+    memory.settle()
     for session in sessions[:3]:
         memory.promise(job(session, 1), 1)
     with pytest.raises(FullError):
         memory.promise(job(sessions[3], 1), 1)
-    memory.begin_pass()
+    memory.settle()
     memory.promise(job(sessions[3], 1), 1)
 
 

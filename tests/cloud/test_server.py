@@ -30,7 +30,6 @@ from aparte.errors import LinkError, UserError, WireOverflowError
 from aparte.fingerprint import Fingerprint
 from aparte.model.cache import INITIAL_ROWS, SlotCache
 from aparte.model.parts import Blueprint
-from aparte.model.stage import Stage
 from aparte.step import ROOT, Step
 from aparte.wire.frames import ErrorFrame, Hello, ResultFrame, StepFrame, decode, encode
 from dialogue import (
@@ -43,6 +42,7 @@ from dialogue import (
     unsplit_tokens,
     wait_until,
 )
+from held import GatedStage, held_up
 from relay import websocket_frames
 from running import FLOAT32, running_server
 from tiny import save_tiny
@@ -101,33 +101,6 @@ def health(url: str) -> dict[str, object]:
     body: dict[str, object] = json.loads(response.read())
     connection.close()
     return body
-
-
-class GatedStage(Stage):
-    """A stage whose forward pass can be held up."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.__dict__ = {**stage.__dict__, "gate": threading.Event(), "entered": threading.Event()}
-        self.gate: threading.Event
-        self.entered: threading.Event
-
-    def forward(self, cache: SlotCache, step: Step, hidden: torch.Tensor) -> torch.Tensor:
-        self.entered.set()
-        assert self.gate.wait(20)
-        return super().forward(cache, step, hidden)
-
-
-@contextlib.contextmanager
-def held_up(server: MiddleServer) -> Iterator[GatedStage]:
-    """No forward pass ends until the stage's ``gate`` is set, or this block is left."""
-    stage = server.engine._stage
-    gated = GatedStage(stage)
-    server.engine._stage = gated
-    try:
-        yield gated
-    finally:
-        gated.gate.set()
-        server.engine._stage = stage
 
 
 # -- A session -------------------------------------------------------------------------------------
@@ -720,7 +693,7 @@ def test_an_internal_error_ends_one_session_and_tells_nobody_what_it_was(
 
 
 LOG_LINE = re.compile(
-    r"session \d+ (opened|closed|ended with error [a-z]+|ended with an internal error: \w+)"
+    r"session \d+ (opened|resumed|closed|ended with error [a-z]+|ended with an internal error: \w+)"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -87,12 +88,26 @@ def test_fingerprints_tell_weights_architectures_and_cuts_apart(
     assert fingerprint(tiny_folders["llama"], Cut(1, 2))[2] != llama[2]
 
 
-def test_an_unknown_family_is_refused_by_name(llama_folder: Path, tmp_path: Path) -> None:
-    config = (llama_folder / "config.json").read_text().replace('"llama"', '"mamba2"')
+@pytest.mark.parametrize(
+    ("family", "cause"),
+    [("mamba2", "running state"), ("llamarama", "transformers does not know it")],
+)
+def test_a_family_that_cannot_be_run_is_refused_by_name(
+    llama_folder: Path, tmp_path: Path, family: str, cause: str
+) -> None:
+    config = (llama_folder / "config.json").read_text().replace('"llama"', f'"{family}"')
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "model.safetensors").write_bytes((llama_folder / "model.safetensors").read_bytes())
-    with pytest.raises(CheckpointError, match=r"mamba2.*Supported: llama"):
+    with pytest.raises(CheckpointError, match=rf"'{family}'.*{cause}.*Supported: llama"):
         Blueprint.open(tmp_path, FLOAT32)
+
+
+def test_quantised_weights_are_refused(llama_folder: Path, tmp_path: Path) -> None:
+    config = json.loads((llama_folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"quantised \(awq\).*GGUF"):
+        Blueprint.open(tmp_path, FLOAT32, weightless=True)
 
 
 @pytest.mark.skipif(not packed_available(), reason="this CPU has no packed half-precision kernels")

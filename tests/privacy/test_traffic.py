@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from aparte.answer import Writer
-from aparte.config import Compute, Cut
+from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.model.parts import Blueprint
-from aparte.privacy.traffic import Trace, TrafficSettings, distance, identify, shares_told
+from aparte.privacy.shape import ConstantShape
+from aparte.privacy.traffic import SHAPE, Trace, TrafficSettings, distance, identify, shares_told
+from aparte.speculate.drafter import make_drafter
+from aparte.target.split import SplitTarget
 from privacy.conftest import random_texts
 
 
@@ -64,3 +67,27 @@ def test_sequential_answers_of_one_length_give_nothing_away_but_the_prompt(write
     settings = TrafficSettings(new_tokens=5, temperature=0.0, decode="sequential")
     views = identify(writer, prompts, settings, 0, lambda *_: None)["views"]
     assert views["answer_only"]["top1"] <= 0.6
+
+
+def test_constant_shape_leaves_the_number_of_steps(writer: Writer) -> None:
+    """Prompts of one length: without it sizes tell them apart, with it only answers of other lengths."""
+    prompts = [text[:12] for text in random_texts(30, seed=4) if len(text) >= 12][:5]
+    settings = TrafficSettings(new_tokens=8, temperature=0.0, profiles=1)
+    plain = identify(writer, prompts, settings, 0, lambda *_: None)["views"]
+    assert isinstance(writer.target, SplitTarget)
+    try:
+        writer.target.protect(shape=ConstantShape(SHAPE, writer.target.max_context))
+        shaped = identify(writer, prompts, settings, 0, lambda *_: None)["views"]
+        decoding = Decoding(max_nodes=8, in_flight=1)
+        counts = []
+        for prompt in prompts:
+            writer.forget()
+            answer = writer.complete(
+                prompt, make_drafter(decoding), sampling=Sampling(), decoding=decoding, stopping=Stopping(8)
+            )
+            counts.append(answer.round_trips)
+    finally:
+        writer.target.protect()
+    by_count = sum(1 / counts.count(count) for count in counts) / len(counts)
+    assert shaped["network"]["top1"] == pytest.approx(by_count, abs=1e-3)
+    assert shaped["network"]["top1"] <= plain["network"]["top1"]

@@ -17,6 +17,7 @@ from aparte.wire.frames import (
     ERROR_CODES,
     MAX_HEADER_BYTES,
     MAX_NODES,
+    MAX_RESUME,
     ErrorFrame,
     Frame,
     Hello,
@@ -41,7 +42,13 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 frames: st.SearchStrategy[Frame] = st.one_of(
-    st.builds(Hello, fingerprints, st.text(max_size=32), st.integers(0, 1000)),
+    st.builds(
+        Hello,
+        fingerprints,
+        st.text(max_size=32),
+        st.integers(0, 1000),
+        resume=st.none() | st.text(max_size=MAX_RESUME),
+    ),
     st.builds(
         Welcome,
         fingerprints,
@@ -49,6 +56,8 @@ frames: st.SearchStrategy[Frame] = st.one_of(
         max_context=st.integers(1, 2**40),
         dtype=st.text(max_size=32),
         version=st.integers(0, 1000),
+        resume=st.text(max_size=MAX_RESUME),
+        resumed=st.booleans(),
     ),
     st.builds(StepFrame, steps(), payloads),
     st.builds(ResultFrame, counters, milliseconds, st.just(0.0) | milliseconds, payloads),
@@ -193,6 +202,12 @@ def test_constants_that_are_not_json_are_refused(field: bytes, constant: bytes) 
         pytest.param({**WELCOME, "dtype": 16}, "'dtype'", id="dtype is a number"),
         pytest.param({**WELCOME, "dtype": None}, "'dtype'", id="dtype is nothing"),
         pytest.param({**WELCOME, "dtype": "x" * 33}, "'dtype'", id="dtype is too long"),
+        pytest.param({**HELLO, "resume": 7}, "'resume'", id="resume is a number"),
+        pytest.param({**HELLO, "resume": None}, "'resume'", id="resume is nothing"),
+        pytest.param({**HELLO, "resume": "x" * 65}, "'resume'", id="resume is too long"),
+        pytest.param({**WELCOME, "resume": "x" * 65}, "'resume'", id="the name is too long"),
+        pytest.param({**WELCOME, "resumed": 1}, "'resumed'", id="resumed is a number"),
+        pytest.param({**WELCOME, "resumed": None}, "'resumed'", id="resumed is nothing"),
         pytest.param({**ERROR, "message": "x" * 2001}, "'message'", id="error message is too long"),
         pytest.param({**ERROR, "code": None}, "'code'", id="no error code"),
         pytest.param({"k": "steps"}, "unknown kind", id="unknown kind"),

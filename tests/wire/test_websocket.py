@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from websockets.protocol import State
-from websockets.sync.server import ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
 from aparte.cloud.door import tls_context
 from aparte.cloud.server import MiddleServer
@@ -40,6 +40,7 @@ from dialogue import (
     unsplit_tokens,
     wait_until,
 )
+from impostors import impostor, web_server
 from relay import relay_to
 from running import running_server
 from tiny import save_tiny
@@ -93,24 +94,6 @@ def listening(behave: Callable[[socket.socket], None]) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
         for connection in connections:
             connection.close()
-
-
-@contextlib.contextmanager
-def impostor(answers: list[Frame | bytes], received: list[bytes]) -> Iterator[str]:
-    """A WebSocket server that answers the first messages with ``answers`` and the later ones never."""
-
-    def handle(connection: ServerConnection) -> None:
-        for number, message in enumerate(connection):
-            assert isinstance(message, bytes)
-            received.append(message)
-            if number < len(answers):
-                answer = answers[number]
-                connection.send(answer if isinstance(answer, bytes) else encode(answer))
-
-    with serve(handle, "127.0.0.1", 0, compression=None) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
-        server.shutdown()
 
 
 def failure_of(link: WebSocketLink) -> AparteError:
@@ -225,7 +208,7 @@ def test_a_server_that_does_not_answer_a_step(llama_folder: Path) -> None:
     with impostor([welcome(llama_folder)], received) as url:
         device = Device(llama_folder, open_link(llama_folder, url, settings=NO_ANSWER))
         started = time.monotonic()
-        with pytest.raises(LinkError, match=r"did not answer within 0\.4 s"):
+        with pytest.raises(LinkError, match=rf"{url} did not answer step 1 within 0\.4 s"):
             device.tokens()
         assert_took(NO_ANSWER.step_timeout_s, started)
     assert len(received) == 2
@@ -546,9 +529,8 @@ def test_what_the_cloud_said_last_is_told_even_if_a_send_fails_first(llama_folde
         connection.send(encode(welcome(llama_folder)))
         connection.send(encode(ErrorFrame("overflow", "Too large. Use --wire bfloat16.")))
 
-    with serve(handle, "127.0.0.1", 0, compression=None) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        link = open_link(llama_folder, f"ws://127.0.0.1:{server.socket.getsockname()[1]}")
+    with web_server(handle) as url:
+        link = open_link(llama_folder, url)
         link.open()
         connection = link._socket
         assert connection is not None
@@ -556,7 +538,6 @@ def test_what_the_cloud_said_last_is_told_even_if_a_send_fails_first(llama_folde
         with pytest.raises(WireOverflowError, match="Use --wire bfloat16"):
             link.send(b"a step")
         link.close()
-        server.shutdown()
 
 
 def test_a_closing_reason_is_told_without_control_characters(llama_folder: Path) -> None:
@@ -564,11 +545,8 @@ def test_a_closing_reason_is_told_without_control_characters(llama_folder: Path)
         connection.recv()
         connection.close(1011, "no \x1b[1mmemory")
 
-    with serve(handle, "127.0.0.1", 0, compression=None) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+    with web_server(handle) as url:
         error = failure_of(open_link(llama_folder, url))
-        server.shutdown()
     assert isinstance(error, LinkError)
     assert str(error) == f"The cloud at {url} went away (no ?[1mmemory)."
 
@@ -576,7 +554,7 @@ def test_a_closing_reason_is_told_without_control_characters(llama_folder: Path)
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        pytest.param(ResultFrame(99, 1.0, 0.0, b"\0" * 40 * 32 * 4), LinkError, id="another step"),
+        pytest.param(ResultFrame(99, 1.0, 0.0, b"\0" * 40 * 32 * 4), FrameError, id="another step"),
         pytest.param(ResultFrame(1, 1.0, 0.0, b"\0" * 40 * 32 * 4 + b"\0"), FrameError, id="too long"),
         pytest.param(ResultFrame(1, 1.0, 0.0, b""), FrameError, id="too short"),
         pytest.param(ResultFrame(1, 1.0, 0.0, b"\xff" * 40 * 32 * 4), FrameError, id="not numbers"),

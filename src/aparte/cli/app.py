@@ -19,11 +19,13 @@ from aparte.cli.chat import chat
 from aparte.cli.demo import demo
 from aparte.cli.doctor import doctor
 from aparte.cli.forget import forget
+from aparte.cli.gateway import gateway
 from aparte.cli.generate import generate
 from aparte.cli.models import models_app
 from aparte.cli.plan import plan
 from aparte.cli.rtt import rtt
 from aparte.cli.serve import serve
+from aparte.cli.tokens import tokens_app
 from aparte.cli.verify import verify
 from aparte.cli.wan import wan
 from aparte.errors import AparteError
@@ -42,6 +44,7 @@ app.command()(verify)
 app.command()(demo)
 app.command()(audit)
 app.command()(forget)
+app.command()(gateway)
 app.command("wan")(wan)
 app.command("plan")(plan)
 app.command("rtt")(rtt)
@@ -49,6 +52,7 @@ app.command("doctor")(doctor)
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
 app.add_typer(bridge_app, name="bridge")
+app.add_typer(tokens_app, name="tokens")
 
 
 def _version(value: bool) -> None:

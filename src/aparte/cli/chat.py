@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
 
 from aparte.cli import options
 from aparte.cli.drafting import choose_decoding, drafter_for
-from aparte.cli.generate import stream, summarize
+from aparte.cli.generate import restored, stream, summarize
 from aparte.cli.output import PrefillBar, note, print_json
+from aparte.cli.protection import check, open_pseudonyms, report_cadence
 from aparte.cli.remember import check_remember
 from aparte.cli.setup import Setup, connect
 from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
+from aparte.privacy.protection import Protection
+from aparte.privacy.restore import Restorer
 
 HELP = "Ctrl-C stops an answer. /reset starts a new conversation, /help shows this, /exit (or Ctrl-D) leaves."
 
 
 def chat(
     model: options.Model,
-    cloud: options.Cloud = None,
+    cloud: options.Clouds = None,
     target: options.TargetOption = TARGETS[0],
     cut: options.CutOption = str(Cut()),
     decode: options.Decode = Decoding.decode,
@@ -45,11 +48,18 @@ def chat(
     rtt: options.Rtt = None,
     mbps: options.Mbps = None,
     wire: options.Wire = "auto",
+    defence: options.Defence = Protection.defence,
+    constant_shape: options.Shape = None,
+    pseudonyms: options.NameList = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
+    pin: options.Pin = None,
+    connect_timeout: options.ConnectTimeout = LinkSettings.connect_timeout_s,
     step_timeout: options.StepTimeout = LinkSettings.step_timeout_s,
+    answer_timeout: options.AnswerTimeout = LinkSettings.answer_timeout_s,
+    retries: options.Retries = LinkSettings.retries,
     remember: options.Remember = False,
     stats: Annotated[bool, typer.Option("--stats", help="A line of numbers after each answer.")] = False,
     json: options.Json = False,
@@ -73,26 +83,39 @@ def chat(
         draft_length=draft_length,
         accept=accept,
         return_states=return_states,
-        linked=not (cloud is None and rtt is None and mbps is None),
+        linked=bool(cloud) or rtt is not None or mbps is not None,
         remember=remember,
     )
     check_remember(decoding, remember)
-    stopping = Stopping(max_new_tokens, tuple(stop or ()))
+    protection = Protection.parse(target, defence, constant_shape)
+    decoding = protection.limit(decoding)
+    check(protection)
+    names = open_pseudonyms(pseudonyms, quiet=json)
+    hide: Callable[[str], str] = names.hide if names else str
+    stopping = Stopping(max_new_tokens, tuple(map(hide, stop or ())))
     setup = Setup(
         model=model,
         cut=where,
         compute=Compute(dtype, device),  # type: ignore[arg-type]
-        cloud=cloud,
+        clouds=tuple(cloud or ()),
         rtt_ms=rtt,
         mbps=mbps,
         wire=wire,
         token=options.read_token(token_file),
         ca_file=tls_ca,
-        settings=LinkSettings(step_timeout_s=step_timeout),
+        pins=tuple(pin or ()),
+        settings=LinkSettings(
+            connect_timeout_s=connect_timeout,
+            step_timeout_s=step_timeout,
+            answer_timeout_s=answer_timeout,
+            retries=retries,
+        ),
         target=target,
         drafting=drafting,
+        protection=protection,
     )
-    start = [{"role": "system", "content": system}] if system else []
+    # What the model sees, stand-ins and all, so that a follow-up begins with what the cloud holds.
+    start = [{"role": "system", "content": hide(system)}] if system else []
     failed: AparteError | None = None
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(connect(setup, quiet=json))
@@ -110,9 +133,10 @@ def chat(
             if line == "/reset":
                 messages = list(start)
                 continue
-            messages.append({"role": "user", "content": line})
             prefill = PrefillBar(quiet=json)
+            asked = len(messages)
             try:
+                messages.append({"role": "user", "content": hide(line)})
                 answer, pieces = writer.write(
                     writer.codec.encode_chat(messages),
                     drafter,
@@ -123,9 +147,12 @@ def chat(
                 )
             except UserError as error:
                 note(f"Error: {error}")
-                messages.pop()
+                del messages[asked:]
                 continue
-            failure = stream(answer, pieces, prefill, quiet=json)
+            restorer = names.restorer() if names else Restorer({})
+            failure = stream(answer, pieces, prefill, restorer, quiet=json)
+            if names:
+                names.answered(answer.text)
             # What was said stays said, also if it was stopped or the cloud went away.
             if answer.text or failure is None:
                 messages.append({"role": "assistant", "content": answer.text})
@@ -133,11 +160,12 @@ def chat(
                 messages.pop()
             failed = failure if isinstance(failure, AparteError) else None
             if json:
-                print_json(answer.to_json() | ({"error": str(failure)} if failure else {}))
+                print_json(restored(answer, restorer) | ({"error": str(failure)} if failure else {}))
             elif failed is not None:
                 note(f"Error: {failed}")
             elif stats:
                 summarize(answer)
+            report_cadence(writer, quiet=json)
     if failed is not None:
         raise failed
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,10 +13,13 @@ import typer
 from aparte.cli import options
 from aparte.cli.drafting import choose_decoding, drafter_for
 from aparte.cli.output import PrefillBar, RoundTripMarks, note, print_json, write
+from aparte.cli.protection import check, open_pseudonyms, report_cadence
 from aparte.cli.remember import check_remember
 from aparte.cli.setup import Setup, connect
 from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
+from aparte.privacy.protection import Protection
+from aparte.privacy.restore import Restorer
 
 if TYPE_CHECKING:
     from aparte.answer import Answer, Piece
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 def generate(
     model: options.Model,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.", show_default=False)],
-    cloud: options.Cloud = None,
+    cloud: options.Clouds = None,
     target: options.TargetOption = TARGETS[0],
     cut: options.CutOption = str(Cut()),
     decode: options.Decode = Decoding.decode,
@@ -47,11 +51,18 @@ def generate(
     rtt: options.Rtt = None,
     mbps: options.Mbps = None,
     wire: options.Wire = "auto",
+    defence: options.Defence = Protection.defence,
+    constant_shape: options.Shape = None,
+    pseudonyms: options.NameList = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
+    pin: options.Pin = None,
+    connect_timeout: options.ConnectTimeout = LinkSettings.connect_timeout_s,
     step_timeout: options.StepTimeout = LinkSettings.step_timeout_s,
+    answer_timeout: options.AnswerTimeout = LinkSettings.answer_timeout_s,
+    retries: options.Retries = LinkSettings.retries,
     remember: options.Remember = False,
     marks: Annotated[bool, typer.Option("--marks", help="Mark the tokens of each round trip.")] = False,
     json: options.Json = False,
@@ -75,29 +86,42 @@ def generate(
         draft_length=draft_length,
         accept=accept,
         return_states=return_states,
-        linked=not (cloud is None and rtt is None and mbps is None),
+        linked=bool(cloud) or rtt is not None or mbps is not None,
         remember=remember,
     )
     check_remember(decoding, remember)
-    stopping = Stopping(max_new_tokens, tuple(stop or ()))
+    protection = Protection.parse(target, defence, constant_shape)
+    decoding = protection.limit(decoding)
     text = options.read_text(prompt)
     if raw and system:
         raise UserError(
             "--system belongs to a conversation; with --raw there is none. Leave one of them out."
         )
+    check(protection)
+    names = open_pseudonyms(pseudonyms, quiet=json)
+    hide: Callable[[str], str] = names.hide if names else str
+    text, system = hide(text), hide(system) if system else None
+    stopping = Stopping(max_new_tokens, tuple(map(hide, stop or ())))
     setup = Setup(
         model=model,
         cut=where,
         compute=Compute(dtype, device),  # type: ignore[arg-type]
-        cloud=cloud,
+        clouds=tuple(cloud or ()),
         rtt_ms=rtt,
         mbps=mbps,
         wire=wire,
         token=options.read_token(token_file),
         ca_file=tls_ca,
-        settings=LinkSettings(step_timeout_s=step_timeout),
+        pins=tuple(pin or ()),
+        settings=LinkSettings(
+            connect_timeout_s=connect_timeout,
+            step_timeout_s=step_timeout,
+            answer_timeout_s=answer_timeout,
+            retries=retries,
+        ),
         target=target,
         drafting=drafting,
+        protection=protection,
     )
     with connect(setup, quiet=json) as writer:
         if raw:
@@ -116,11 +140,13 @@ def generate(
                 stopping=stopping,
                 on_prefill=prefill,
             )
-            failure = stream(answer, pieces, prefill, marks=marks, quiet=json)
+            restorer = names.restorer() if names else Restorer({})
+            failure = stream(answer, pieces, prefill, restorer, marks=marks, quiet=json)
         if json:
-            print_json(answer.to_json() | ({"error": str(failure)} if failure else {}))
+            print_json(restored(answer, restorer) | ({"error": str(failure)} if failure else {}))
         else:
             summarize(answer)
+        report_cadence(writer, quiet=json)
         if isinstance(failure, AparteError):
             raise failure
         if failure is not None:
@@ -128,13 +154,21 @@ def generate(
 
 
 def stream(
-    answer: Answer, pieces: Iterator[Piece], prefill: PrefillBar, *, marks: bool = False, quiet: bool = False
+    answer: Answer,
+    pieces: Iterator[Piece],
+    prefill: PrefillBar,
+    restorer: Restorer | None = None,
+    *,
+    marks: bool = False,
+    quiet: bool = False,
 ) -> BaseException | None:
-    """Print the pieces as they come. Returns what ended the answer early, if anything did.
+    """Print what ``restorer`` makes of the pieces as they come. Returns what ended the answer early, if
+    anything did.
 
     The first Ctrl-C ends the answer after the step under way, with everything in order; the second one
     ends it at once.
     """
+    restorer = restorer or Restorer({})
     shown = RoundTripMarks()
     interrupted = False
     failure: BaseException | None = None
@@ -142,10 +176,11 @@ def stream(
         with _first_interrupt() as was_interrupted:
             for piece in pieces:
                 prefill.close()
+                text = restorer.feed(piece.text)
                 if marks and not quiet:
-                    shown.show(piece)
+                    shown.show(replace(piece, text=text))
                 elif not quiet:
-                    write(piece.text)
+                    write(text)
                 if was_interrupted():
                     interrupted = True
                     break
@@ -155,11 +190,17 @@ def stream(
         prefill.close()
         closer: Any = pieces
         closer.close()
+        rest = restorer.finish()
     if not quiet and (answer.text or failure is None):
-        write("\n")
+        write(f"{rest}\n")
     if interrupted and answer.finish_reason is None:
         failure = KeyboardInterrupt("interrupted")
     return failure
+
+
+def restored(answer: Answer, restorer: Restorer) -> dict[str, Any]:
+    """The answer's JSON with the text as it was shown; ``token_ids`` are the model's."""
+    return answer.to_json() | {"text": restorer.text}
 
 
 def summarize(answer: Answer) -> None:
@@ -167,6 +208,7 @@ def summarize(answer: Answer) -> None:
     note(
         f"{len(answer.token_ids)} tokens in {answer.round_trips} round trips (MAT {answer.mat:.2f}), "
         f"{answer.tok_s:.1f} tok/s, {answer.bytes_up / 1e3:.0f} kB up, {answer.bytes_down / 1e3:.0f} kB down"
+        + (f", {answer.reconnects} reconnects" if answer.reconnects else "")
         + ("" if answer.finish_reason else "; unfinished")
     )
 

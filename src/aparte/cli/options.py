@@ -26,12 +26,29 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 Cloud = Annotated[
     str | None, typer.Option(help="ws://host:port or wss://host:port. Without it: a middle of our own.")
 ]
+Clouds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cloud",
+        help="ws://host:port or wss://host:port; more than one: where the first is away, the next is asked. "
+        "Without it: a middle of our own.",
+        show_default=False,
+    ),
+]
 Wire = Annotated[str, typer.Option(help="Numbers on the wire: auto (16 bits), float16, bfloat16, float32.")]
 TokenFile = Annotated[
     Path | None, typer.Option(help="File with the server's token (or set APARTE_TOKEN).", show_default=False)
 ]
 TlsCa = Annotated[
     Path | None, typer.Option(help="PEM certificate to trust, for a server with its own.", show_default=False)
+]
+Pin = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SHA256",
+        help="sha256:… of the server's certificate, as it prints it; may be repeated.",
+        show_default=False,
+    ),
 ]
 Rtt = Annotated[float | None, typer.Option(metavar="MS", help="Emulate this round trip.")]
 Mbps = Annotated[float | None, typer.Option(metavar="N", help="Emulate this bandwidth, Mbit/s each way.")]
@@ -102,7 +119,39 @@ Remember = Annotated[
     bool,
     typer.Option("--remember", help="Keep what the drafter learns, on this device; see aparte forget."),
 ]
+Defence = Annotated[
+    str, typer.Option(help="Done to what is sent, split mode: none, int8 to int2, noise:EPSILON.")
+]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        "--constant-shape",
+        metavar="N[@MS]",
+        help="Split mode: every step with N nodes and the same bytes, one every MS milliseconds.",
+        show_default=False,
+    ),
+]
+NameList = Annotated[
+    Path | None,
+    typer.Option(
+        "--pseudonyms",
+        metavar="FILE",
+        help="Replace the names in FILE, and numbers and addresses, before the model sees them; restore "
+        "them in the answer.",
+        show_default=False,
+    ),
+]
+ConnectTimeout = Annotated[float, typer.Option(metavar="S", help="Longest wait for a connection.")]
 StepTimeout = Annotated[float, typer.Option(metavar="S", help="Longest wait for one answer of the cloud.")]
+AnswerTimeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S", help="Longest time for a whole answer; without it no limit.", show_default=False
+    ),
+]
+Retries = Annotated[
+    int, typer.Option(help="Attempts to find the cloud again before an answer is given up; 0 is none.")
+]
 
 
 def read_token(file: Path | None) -> str | None:

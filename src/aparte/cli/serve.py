@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +20,8 @@ from aparte.fingerprint import WHOLE
 
 if TYPE_CHECKING:
     from aparte.cloud.engine import Engine
+    from aparte.cloud.keys import Keyring
+    from aparte.cloud.server import MiddleServer
 
 DEFAULT_PORT = 7600
 
@@ -36,6 +37,14 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
     ] = DEFAULT_PORT,
     token_file: options.TokenFile = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Named tokens, hashed (see aparte tokens); made with a first one if it is not there.",
+            show_default=False,
+        ),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain.", show_default=False)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM private key.", show_default=False)] = None,
     insecure: Annotated[
@@ -46,6 +55,9 @@ def serve(
     idle: Annotated[
         float, typer.Option(metavar="S", help="Seconds after which an idle session is dropped.")
     ] = ServerLimits.idle_s,
+    grace: Annotated[
+        float, typer.Option(metavar="S", help="Seconds for which a lost device's session waits for it.")
+    ] = ServerLimits.grace_s,
     max_sessions: Annotated[int, typer.Option(help="Most sessions at a time.")] = ServerLimits.max_sessions,
     kv_memory: Annotated[
         str,
@@ -62,19 +74,27 @@ def serve(
     """
     from aparte.cloud import door
 
-    token = options.read_token(token_file)
+    if tokens is not None and token_file is not None:
+        raise UserError("--tokens holds all tokens of a server, --token-file the only one. Give one of them.")
+    token = options.read_token(token_file) if tokens is None else None
     tls = door.tls_context(tls_cert, tls_key)
-    door.check(host, has_token=token is not None, has_tls=tls is not None, insecure=insecure)
+    has_token = token is not None or tokens is not None
+    door.check(host, has_token=has_token, has_tls=tls is not None, insecure=insecure)
     limits = ServerLimits(
-        idle_s=idle, max_sessions=max_sessions, kv_bytes=ServerLimits.parse_bytes(kv_memory)
+        idle_s=idle,
+        grace_s=grace,
+        max_sessions=max_sessions,
+        kv_bytes=ServerLimits.parse_bytes(kv_memory),
     )
     where = None if whole else Cut.parse(cut)
     if whole and cut != str(Cut()):
         raise UserError("--cut has no use with --whole, which serves the model in one piece. Leave one out.")
     compute = Compute(dtype, device)  # type: ignore[arg-type]
 
+    keys = _open_keys(tokens, token)
+
     with progress_bar(quiet=json) as progress:
-        from aparte.cloud.server import compute_thread
+        from aparte.cloud.server import MiddleServer, compute_thread
         from aparte.model.needed import needed_by_cloud
         from aparte.model.parts import Blueprint
         from aparte.model.registry import resolve
@@ -101,34 +121,42 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("websockets").setLevel(logging.ERROR)
-    asyncio.run(_run(engine, worker, host, port, token, tls, exit_with_parent, json))
+    pin = None if tls_cert is None else door.pin_of(tls_cert)
+    server = MiddleServer(engine, worker=worker, keys=keys, tls=tls)
+    asyncio.run(_run(server, host, port, pin, exit_with_parent, json))
+
+
+def _open_keys(file: Path | None, token: str | None) -> Keyring | None:
+    from aparte.cloud.keys import FIRST, KeyFile, Keyring
+
+    if file is None:
+        return None if token is None else Keyring.of(token)
+    if file.exists():
+        return KeyFile(file)
+    keys, first = KeyFile.create(file)
+    note(f"Made {file} with a token called {FIRST}. It is shown this once, for the device's --token-file:")
+    note(first)
+    return keys
 
 
 async def _run(
-    engine: Engine,
-    worker: Executor,
-    host: str,
-    port: int,
-    token: str | None,
-    tls: object,
-    parent: int | None,
-    json: bool,
+    server: MiddleServer, host: str, port: int, pin: str | None, parent: int | None, json: bool
 ) -> None:
-    from aparte.cloud.server import MiddleServer
-
-    server = MiddleServer(engine, worker=worker, token=token, tls=tls)  # type: ignore[arg-type]
     actual = await server.start(host, port)
     shown = f"[{host}]" if ":" in host else host
-    url = f"{'wss' if tls else 'ws'}://{shown}:{actual}"
-    fingerprint = engine.fingerprint
+    url = f"{'wss' if pin else 'ws'}://{shown}:{actual}"
+    fingerprint = server.engine.fingerprint
     if json:
-        print_json({"listening": url, "model": fingerprint.to_json(), "cut": fingerprint.cut})
+        print_json({"listening": url, "model": fingerprint.to_json(), "cut": fingerprint.cut, "pin": pin})
     elif fingerprint.cut == WHOLE:
         note(f"Serving the whole of {fingerprint.name} at {url} (Ctrl-C stops)")
     else:
         note(f"Serving the middle of {fingerprint.name}, cut {fingerprint.cut}, at {url} (Ctrl-C stops)")
     if fingerprint.cut == WHOLE:
         note("This server sees text: prompts and answers reach it as tokens.")
+    if pin and not json:
+        reached = "HOST" if host in ("", "0.0.0.0", "::") else shown
+        note(f"On the device: --cloud wss://{reached}:{actual} --pin {pin}")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from aparte.cli.output import note, progress_bar
+from aparte.cli.protection import apply, privacy_line
 from aparte.config import Compute, Cut, Decoding, Drafting, LinkSettings
 from aparte.errors import AparteError, UserError
+from aparte.privacy.protection import Protection
 
 if TYPE_CHECKING:
     from aparte.answer import Writer
@@ -20,10 +22,6 @@ if TYPE_CHECKING:
     from aparte.speculate.common import CommonTable
     from aparte.speculate.neural import TreeModel
 
-PRIVACY_LINE = (
-    "The cloud receives hidden states, never text. With the model's public weights it can reconstruct the "
-    "prompt and the answer from them: see docs/privacy.md before you rely on it."
-)
 DRAFT_LINE = (
     "Draft mode: the cloud sees the text. It gets the prompt and the answer as tokens; this device only "
     "saves it work. Where the cloud is not to be given text, use --target split."
@@ -37,15 +35,17 @@ class Setup:
     model: str
     cut: Cut
     compute: Compute
-    cloud: str | None = None
+    clouds: tuple[str, ...] = ()
     rtt_ms: float | None = None
     mbps: float | None = None
     wire: str = "auto"
     token: str | None = None
     ca_file: Path | None = None
+    pins: tuple[str, ...] = ()
     settings: LinkSettings = field(default_factory=LinkSettings)
     target: str = "split"
     drafting: Drafting = field(default_factory=Drafting)
+    protection: Protection = field(default_factory=Protection)
 
     @property
     def emulated(self) -> bool:
@@ -63,45 +63,46 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
 
     one_of(setup.wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
-        cloud, token, child = setup.cloud, setup.token, None
+        clouds, token, child = setup.clouds, setup.token, None
         profile = WanProfile(rtt_ms=setup.rtt_ms or 0, mbps=setup.mbps) if setup.emulated else None
-        if profile is not None and cloud is not None:
-            cloud = _relayed(stack, cloud, profile)
+        if profile is not None:
+            clouds = tuple(_relayed(stack, cloud, profile) for cloud in clouds)
         bars = contextlib.ExitStack()
         stack.callback(bars.close)
         progress = bars.enter_context(progress_bar(quiet))
         from aparte.model.registry import resolve
 
         # Before anything is started: two processes should not fetch the same model.
-        folder = resolve(setup.model, wanted=None if cloud is None else _needed(setup), progress=progress)
-        if profile is not None and cloud is None:
+        folder = resolve(setup.model, wanted=_needed(setup) if clouds else None, progress=progress)
+        if profile is not None and not clouds:
             progress("starting the cloud", 0, 1)
             cut = None if setup.target == "draft" else setup.cut
             child = stack.enter_context(CloudProcess(setup.model, cut, setup.compute, profile))
         from aparte.model.parts import Blueprint
 
         notices: list[str] = []
-        weightless = setup.target == "draft" and cloud is not None
+        weightless = setup.target == "draft" and bool(clouds)
         blueprint = Blueprint.open(folder, setup.compute, weightless=weightless)
         if child is not None:
-            cloud, token = child.url(), child.token
+            clouds, token = (child.url(),), child.token
             progress("starting the cloud", 1, 1)
-        writer = _open(setup, blueprint, cloud, token, progress, notices.append)
+        writer = _open(setup, blueprint, clouds, token, progress, notices.append)
         stack.callback(writer.target.close)
+        apply(setup.protection, writer)
         bars.close()  # a live bar would take the answer's standard output
         for notice in notices:
             note(notice)
         if not quiet and setup.target == "draft":
             note(DRAFT_LINE)
-        elif not quiet and cloud is not None:
-            note(PRIVACY_LINE)
+        elif not quiet and clouds:
+            note(privacy_line(blueprint, setup.cut, setup.protection.defence))
         yield writer
 
 
 def _open(
     setup: Setup,
     blueprint: Blueprint,
-    cloud: str | None,
+    clouds: tuple[str, ...],
     token: str | None,
     progress: Progress,
     notice: Callable[[str], None],
@@ -111,10 +112,11 @@ def _open(
     if setup.target == "local":
         return open_local_writer(blueprint, setup.settings, progress)
     reach: dict[str, Any] = {
-        "cloud": cloud,
+        "cloud": clouds or None,
         "wire": setup.wire,
         "token": token,
         "ca_file": setup.ca_file,
+        "pins": setup.pins,
         "settings": setup.settings,
         "progress": progress,
         "notice": notice,

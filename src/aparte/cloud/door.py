@@ -7,6 +7,7 @@ from pathlib import Path
 
 from aparte.address import is_loopback
 from aparte.errors import UserError
+from aparte.pin import pin_of_certificate
 
 
 def check(host: str, *, has_token: bool, has_tls: bool, insecure: bool) -> None:
@@ -37,3 +38,11 @@ def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
             f"{cert} and {key} are not a readable PEM certificate and its unencrypted private key ({error})."
         ) from None
     return context
+
+
+def pin_of(cert: Path) -> str:
+    """What devices can name the server's certificate by: ``sha256:`` and its digest."""
+    pem = cert.read_text(encoding="ascii", errors="replace")
+    start = pem.index(ssl.PEM_HEADER)
+    end = pem.index(ssl.PEM_FOOTER, start) + len(ssl.PEM_FOOTER)
+    return pin_of_certificate(ssl.PEM_cert_to_DER_cert(pem[start:end]))

@@ -66,7 +66,7 @@ class CacheMemory:
             self._row_bytes = max((session.row_bytes for session in self._sessions), default=0)
         return self._row_bytes
 
-    def begin_pass(self) -> None:
+    def settle(self) -> None:
         """No pass is under way: what was promised is held by now, or was not needed."""
         self._promised = 0
 
@@ -84,7 +84,7 @@ class CacheMemory:
         if self.budget is None:
             return True
         idle = sorted(
-            (one for one in self._sessions if not one.unanswered and one.nbytes and one is not by),
+            (one for one in self._sessions if one.unanswered <= 0 and one.nbytes and one is not by),
             key=lambda session: session.last_used,
             reverse=True,
         )

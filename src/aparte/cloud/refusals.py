@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from aparte.cloud.memory import FullError
 from aparte.cloud.sessions import LimitError
-from aparte.errors import AparteError, FrameError, MismatchError, SlotError, UserError, WireOverflowError
+from aparte.errors import (
+    AparteError,
+    DoorError,
+    FrameError,
+    MismatchError,
+    SlotError,
+    UserError,
+    WireOverflowError,
+)
 
 
 class BusyError(AparteError):
@@ -31,6 +39,7 @@ _CODES: tuple[tuple[type[AparteError], str], ...] = (
     (FrameError, "frame"),
     (SlotError, "slot"),
     (WireOverflowError, "overflow"),
+    (DoorError, "denied"),
     (UserError, "mismatch"),
 )
 

@@ -69,12 +69,13 @@ class Scheduler:
             while self._waiting:
                 if taken := self._take():
                     await self._pass(taken)
+                    self._memory.settle()
         finally:
             self._running = None
 
     def _take(self) -> list[tuple[Share, _Answer]]:
         """Take what goes into the next pass out of the queue, and let go who waits for nothing."""
-        self._memory.begin_pass()
+        self._memory.settle()
         alone = len(self._seen) == 1 and len(self._waiting) == 1
         room = self._cost.full
         piece = room // 2

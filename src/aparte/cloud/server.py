@@ -9,14 +9,12 @@ Logs name sessions, sizes and error codes; never payloads, and headers only by f
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hmac
 import http
 import itertools
 import json
 import logging
 import ssl
-import time
+import weakref
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -24,22 +22,22 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
+from websockets.protocol import State
 
 from aparte.cloud.batch import Job
+from aparte.cloud.conversation import QUEUE_STEPS, Queued, dismiss, read_steps, refuse, result_of
 from aparte.cloud.engine import Engine
+from aparte.cloud.keys import Keyring, Owner
 from aparte.cloud.memory import RETRY_AFTER_S, CacheMemory, free_bytes
+from aparte.cloud.parking import Parking, Seat, was_lost
 from aparte.cloud.refusals import BusyError, EvictedError, ExpiredError, code_of
 from aparte.cloud.scheduler import Scheduler
-from aparte.cloud.sessions import Computed, Session
-from aparte.errors import AparteError, FrameError, MismatchError, UserError
+from aparte.cloud.sessions import Session
+from aparte.errors import AparteError, DoorError, FrameError, MismatchError, UserError
 from aparte.fingerprint import Fingerprint
 from aparte.wire.frames import (
     PROTOCOL_VERSION,
-    ErrorFrame,
-    Frame,
     Hello,
-    ResultFrame,
-    StepFrame,
     Welcome,
     decode,
     encode,
@@ -52,9 +50,10 @@ log = logging.getLogger(__name__)
 _silent = logging.getLogger(f"{__name__}.websockets")
 _silent.setLevel(logging.CRITICAL + 1)
 
-#: Steps a session may have waiting; a device that sends more is made to wait by its own TCP window.
-QUEUE_STEPS = 16
 HELLO_TIMEOUT_S = 10.0
+#: How often the token file is looked at.
+KEYS_INTERVAL_S = 1.0
+_REVOKED = "This token was revoked. Ask whoever runs the server for another one."
 
 
 @dataclass
@@ -62,6 +61,7 @@ class Counters:
     """What the server did since it started."""
 
     sessions_opened: int = 0
+    sessions_resumed: int = 0
     steps: int = 0
     stale_steps: int = 0
     errors: int = 0
@@ -86,11 +86,16 @@ class MiddleServer:
         *,
         worker: Executor | None = None,
         token: str | None = None,
+        keys: Keyring | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        """``keys`` are the tokens that open the door, or ``token`` is the only one; else it is open."""
         self.engine = engine
         self.counters = Counters()
-        self._token = token
+        self._keys = Keyring.of(token) if token is not None else keys
+        #: Whose token a connection came with.
+        self._owners: weakref.WeakKeyDictionary[ServerConnection, Owner] = weakref.WeakKeyDictionary()
+        self._watcher: asyncio.Task[None] | None = None
         self._tls = tls
         self._numbers = itertools.count(1)
         self._guests = 0  # connections past the door, greeted or not
@@ -99,15 +104,17 @@ class MiddleServer:
         budget = engine.limits.kv_bytes
         self.memory = CacheMemory(free_bytes(engine.device) if budget is None else budget, engine.row_bytes)
         self.scheduler = Scheduler(engine, self._worker, self.memory)
+        self.parking = Parking(engine.limits.grace_s, engine.limits.max_sessions, self._free)
         self._server: Server | None = None
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of key-value cache held by all sessions."""
+        """Bytes of key-value cache held by all sessions, parked ones included."""
         return self.memory.held
 
     @property
     def session_count(self) -> int:
+        """Sessions with a connection."""
         return len(self._sessions)
 
     async def start(self, host: str, port: int) -> int:
@@ -130,13 +137,17 @@ class MiddleServer:
             raise UserError(
                 f"Cannot listen on {host}:{port} ({error.strerror or error}). Choose another --port."
             ) from None
+        self._watcher = asyncio.create_task(self._watch_keys())
         return int(next(iter(self._server.sockets)).getsockname()[1])
 
     async def close(self) -> None:
         """End all sessions and stop listening."""
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+        self.parking.close()
         self._worker.shutdown(wait=True)
 
     def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
@@ -145,18 +156,40 @@ class MiddleServer:
             body = json.dumps({"status": "ok", "sessions": self.session_count}).encode()
             headers = Headers([("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
             return Response(http.HTTPStatus.OK, "OK", headers, body)
-        if self._token is not None:
-            given = request.headers.get("Authorization", "")
-            wanted = f"Bearer {self._token}"
-            if not hmac.compare_digest(given.encode(errors="surrogateescape"), wanted.encode()):
+        if self._keys is not None:
+            kind, _, token = request.headers.get("Authorization", "").partition(" ")
+            owner = self._keys.owner_of(token)
+            if owner is None or kind != "Bearer":
                 self.counters.errors += 1
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "A valid token is needed.\n")
+            self._owners[connection] = owner
         if self._guests >= self.engine.limits.max_sessions:
             self.counters.errors += 1
             response = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "All sessions are taken.\n")
             response.headers["Retry-After"] = str(RETRY_AFTER_S)
             return response
         return None
+
+    async def _watch_keys(self) -> None:
+        """Send away those whose tokens are revoked."""
+        while self._keys is not None:
+            await asyncio.sleep(KEYS_INTERVAL_S)
+            try:
+                if not self._keys.refresh():
+                    continue
+            except UserError:
+                log.warning("the token file is missing or damaged; the tokens read last stay valid")
+                continue
+            owners = self._keys.owners
+            self.parking.end_all_but(owners)
+            await asyncio.gather(
+                *(
+                    dismiss(connection, "denied", _REVOKED)
+                    for connection, owner in tuple(self._owners.items())
+                    if owner not in owners and connection.state is State.OPEN
+                ),
+                return_exceptions=True,
+            )
 
     async def _serve_connection(self, connection: ServerConnection) -> None:
         number = next(self._numbers)
@@ -169,34 +202,50 @@ class MiddleServer:
             self.counters.errors += 1
             code = code_of(error)
             log.warning("session %d ended with error %s", number, code)
-            await _refuse(connection, code, str(error))
+            await refuse(connection, code, str(error))
         except Exception as error:
             # The type is all that may be logged: messages of other libraries can hold tensor values.
             self.counters.errors += 1
             log.error("session %d ended with an internal error: %s", number, type(error).__name__)
-            await _refuse(connection, "internal", "The server failed while computing this step.")
+            await refuse(connection, "internal", "The server failed while computing this step.")
         finally:
             self._guests -= 1
 
     async def _host(self, connection: ServerConnection, number: int) -> None:
-        """One session from greeting to end. Its cache is free when this returns or raises."""
+        """One connection from greeting to end.
+
+        When this returns or raises, its session is over and the cache free, or parked, or another
+        connection's.
+        """
         if self._guests > self.engine.limits.max_sessions:  # several came through the door at once
             raise BusyError("All sessions are taken.")
-        session = await self._greet(connection)
-        self.memory.add(session)
-        self._sessions[number] = session
-        self.counters.sessions_opened += 1
-        log.info("session %d opened", number)
+        hello = await self._greet(connection)
+        owner = self._owners.get(connection)
+        if self._keys is not None and owner not in self._keys.owners:
+            raise DoorError(_REVOKED)
+        seat = self.parking.find(hello.resume, hello.wire, owner)
+        resumed = seat is not None
+        seat = seat or self._new_seat(hello, owner)
+        seat.take(connection)
+        self._sessions[number] = seat.session
+        self.counters.sessions_resumed += resumed
+        log.info("session %d %s", number, "resumed" if resumed else "opened")
+        lost = False
         try:
-            await connection.send(self._welcome())
-            await self._run_session(connection, session)
+            await connection.send(self._welcome(seat, resumed=resumed))
+            async with seat.busy:
+                if seat.is_held_by(connection):
+                    await self._run_session(connection, seat.session)
+        except ConnectionClosed as error:
+            lost = was_lost(error)
+            raise
         finally:
             del self._sessions[number]
-            session.close()
-            self.memory.remove(session)
+            if seat.is_held_by(connection):
+                (self.parking.park if lost else self.parking.end)(seat)
             log.info("session %d closed", number)
 
-    async def _greet(self, connection: ServerConnection) -> Session:
+    async def _greet(self, connection: ServerConnection) -> Hello:
         try:
             message = await asyncio.wait_for(connection.recv(decode=False), HELLO_TIMEOUT_S)
         except asyncio.TimeoutError:
@@ -210,22 +259,37 @@ class MiddleServer:
                 "Install the same version of aparte on both."
             )
         self.engine.fingerprint.check(Fingerprint.from_json(frame.fingerprint))
-        return self.engine.open(frame.wire)
+        return frame
 
-    def _welcome(self) -> bytes:
+    def _new_seat(self, hello: Hello, owner: Owner | None) -> Seat:
+        session = self.engine.open(hello.wire)
+        self.memory.add(session)
+        self.counters.sessions_opened += 1
+        return self.parking.add(session, hello.wire, owner, resumable=hello.resume is not None)
+
+    def _free(self, session: Session) -> None:
+        session.close()
+        self.memory.remove(session)
+
+    def _welcome(self, seat: Seat, *, resumed: bool) -> bytes:
         return encode(
             Welcome(
                 self.engine.fingerprint.to_json(),
                 max_nodes=self.engine.limits.max_nodes_per_step,
                 max_context=self.engine.max_context,
                 dtype=self.engine.dtype,
+                resume=seat.name,
+                resumed=resumed,
             )
         )
 
     async def _run_session(self, connection: ServerConnection, session: Session) -> None:
-        queue: asyncio.Queue[_Queued | Exception] = asyncio.Queue(QUEUE_STEPS)
+        if session.closed:  # others needed the memory before it could go on
+            raise EvictedError
+        queue: asyncio.Queue[Queued | Exception] = asyncio.Queue(QUEUE_STEPS)
+        session.abandoned, session.unanswered = False, 0
         session.on_evict = lambda: queue.put_nowait(EvictedError())
-        reader = asyncio.create_task(_read_steps(connection, session, queue))
+        reader = asyncio.create_task(read_steps(connection, session, queue))
         try:
             while True:
                 item = await self._next(queue)
@@ -237,63 +301,14 @@ class MiddleServer:
                     self.counters.stale_steps += 1
                     continue
                 self.counters.steps += 1
-                await connection.send(_result(item, computed))
+                await connection.send(result_of(item, computed))
         finally:
             reader.cancel()
             await asyncio.wait([reader])
 
-    async def _next(self, queue: asyncio.Queue[_Queued | Exception]) -> _Queued | Exception:
+    async def _next(self, queue: asyncio.Queue[Queued | Exception]) -> Queued | Exception:
         """The next step, or what ended the session. Waiting here is the only idle time there is."""
         try:
             return await asyncio.wait_for(queue.get(), self.engine.limits.idle_s)
         except asyncio.TimeoutError:
             return ExpiredError("The session was idle for too long.")
-
-
-@dataclass(frozen=True)
-class _Queued:
-    """A step that waits for the forward pass, and when it came."""
-
-    frame: StepFrame
-    arrived: float
-
-
-async def _read_steps(
-    connection: ServerConnection, session: Session, queue: asyncio.Queue[_Queued | Exception]
-) -> None:
-    """Move steps from the socket to the queue; whatever ends that goes into the queue too."""
-    try:
-        while True:
-            message = await connection.recv(decode=False)
-            arrived = time.perf_counter()
-            frame: Frame = decode(message)
-            if not isinstance(frame, StepFrame):
-                raise FrameError("A message after the greeting is not a step.")
-            session.check(frame.step, frame.payload)
-            session.epoch = max(session.epoch, frame.step.epoch)
-            session.unanswered += 1
-            session.last_used = time.monotonic()
-            await queue.put(_Queued(frame, arrived))
-    except Exception as error:  # of any kind: a session whose reader is gone would wait for ever
-        session.abandoned = isinstance(error, ConnectionClosed)
-        await queue.put(error)
-
-
-def _result(item: _Queued, computed: Computed) -> bytes:
-    spent_ms = (time.perf_counter() - item.arrived) * 1e3
-    queue_ms = max(0.0, spent_ms - computed.compute_ms)
-    return encode(ResultFrame(item.frame.step.number, computed.compute_ms, queue_ms, computed.payload))
-
-
-async def _refuse(connection: ServerConnection, code: str, message: str) -> None:
-    """Tell the device why, then close; it may be gone already."""
-    with contextlib.suppress(ConnectionClosed):
-        await connection.send(encode(ErrorFrame(code, message[:1000])))
-        # What the device has sent meanwhile lies in front of its goodbye and has to be read away.
-        await asyncio.gather(connection.close(1008, code), _discard(connection))
-
-
-async def _discard(connection: ServerConnection) -> None:
-    with contextlib.suppress(ConnectionClosed):
-        while True:
-            await connection.recv(decode=False)

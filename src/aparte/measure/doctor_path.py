@@ -56,8 +56,9 @@ class Ping(WebSocketLink):
             settings=door.settings,
         )
 
-    def _greet(self) -> None:
+    def _greet(self) -> bool:
         """Nothing: the cloud waits some seconds for a greeting before it hangs up."""
+        return False
 
     def times_ms(self, count: int) -> list[float]:
         """Round trips of WebSocket pings. Raises :class:`LinkError` if the cloud goes away."""

@@ -49,7 +49,7 @@ class Head:
         if precision.packed:
             self._linear = PackedLinear(weight, bias)
         else:
-            self._linear = nn.Linear(*reversed(weight.shape), bias=bias is not None, device="meta")
+            self._linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, "meta")
             for name, value in (("weight", weight), ("bias", bias)):
                 if value is not None:
                     there = value.to(precision.device, precision.dtype)

@@ -93,7 +93,7 @@ _RECURRENT = (
     "its layers keep a running state instead of keys and values, which cannot be taken back when drafted "
     "tokens are rejected, nor differ between the branches of a token tree"
 )
-_HYBRID = f"some of its layers are recurrent: {_RECURRENT.removeprefix('its layers ')}"
+_HYBRID = f"some of {_RECURRENT}"
 _IMAGES = (
     "it is a model for images or sound as well as text, and aparte handles text only; a checkpoint of its "
     "text model alone may do"
@@ -112,14 +112,15 @@ REFUSED: dict[str, str] = {
     ),
 }  # fmt: skip
 
-#: Sliding or not: what ``layer_types`` of a configuration may name.
+#: What ``layer_types`` of a configuration may name.
 KINDS = ("full_attention", "sliding_attention")
 
 
 def reason_to_refuse(config: Any) -> str | None:
     """Why this configuration cannot be run, as far as one can tell without its layers; None if it may be."""
-    if reason := REFUSED.get(config.model_type):
-        return reason
+    if quantized := getattr(config, "quantization_config", None):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        return f"its weights are quantised ({method or 'somehow'}); use its 16-bit version, or a GGUF file"
     if getattr(config, "is_encoder_decoder", False):
         return "it has an encoder beside its decoder"
     if hasattr(config, "text_config"):
@@ -127,9 +128,7 @@ def reason_to_refuse(config: Any) -> str | None:
     if getattr(config, "use_bidirectional_attention", False):
         return "its tokens look at later ones, so it does not write from left to right"
     if unknown := sorted(set(getattr(config, "layer_types", None) or ()) - set(KINDS)):
-        return (
-            f"it has layers of the kind {unknown[0]!r}, which a cache of keys and values alone cannot serve"
-        )
+        return f"a cache of keys and values cannot serve its layers of the kind {unknown[0]!r}"
     return None
 
 
@@ -178,10 +177,14 @@ class UnfitError(Exception):
 def take_apart(model: Any) -> Anatomy:
     """Find the parts of a causal language model. Raises :class:`UnfitError`."""
     names = {id(module): name for name, module in model.named_modules()}
-    decoder = model.get_decoder()
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    try:
+        decoder = model.get_decoder()
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        raise UnfitError("it does not say which of its parts are the decoder and its ends") from None
     layers = getattr(decoder, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or len(layers) != model.config.num_hidden_layers:
+    count = getattr(model.config, "num_hidden_layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) != count:
         raise UnfitError("its decoder layers are not in one list called 'layers'")
     if not isinstance(embedding, nn.Embedding) or type(head) is not nn.Linear:
         raise UnfitError("its embedding or its LM head is not a single matrix")

@@ -23,6 +23,7 @@ from aparte.model.ends import Embedding as Embedding
 from aparte.model.ends import Head as Head
 from aparte.model.families import (
     FAMILIES,
+    REFUSED,
     UNLISTED,
     UnfitError,
     longest_context,
@@ -54,6 +55,8 @@ class Blueprint:
         self.precision = precision
         self.family = FAMILIES.get(checkpoint.config_dict["model_type"], UNLISTED)
         self.fused = fused and precision.device.type == "cpu" and self.family.known
+        if reason := REFUSED.get(checkpoint.config_dict["model_type"]):
+            raise _unsupported(checkpoint, reason)
         self.config: Any = _config_of(checkpoint)
         if reason := reason_to_refuse(self.config):
             raise _unsupported(checkpoint, reason)
@@ -221,8 +224,10 @@ class Blueprint:
 
 
 def _config_of(checkpoint: Checkpoint) -> Any:
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
+    if checkpoint.config_dict["model_type"] not in CONFIG_MAPPING:
+        raise _unsupported(checkpoint, "the installed version of transformers does not know it")
     try:
         return AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library has many ways to say that a config is wrong

@@ -9,10 +9,12 @@ that ``transformers`` gives for the unsplit one: along a sequence, past a slidin
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
 import tempfile
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 
 from aparte.config import Compute
+from aparte.errors import CheckpointError
 from aparte.model.families import UnfitError
 from aparte.step import ROOT, Step, chain_parents
 
@@ -33,9 +36,9 @@ _SIZES = {
     "head_dim": 16,
     "vocab_size": 256,
     "sliding_window": 8,
-    "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
+    "num_experts": 32,
+    "num_local_experts": 32,
+    "n_routed_experts": 32,
 }
 #: Enough for a full period of any pattern of layers in use.
 _LAYERS = 12
@@ -47,18 +50,20 @@ _TOLERANCE = 2e-3
 
 def check(config: Any) -> None:
     """Raise :class:`UnfitError` unless a small model like ``config`` computes the same in parts."""
-    if cause := _cause_of_failure(type(config), json.dumps(config.to_dict(), sort_keys=True, default=str)):
+    settings = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    if cause := _cause_of_failure(config.model_type, settings):
         raise UnfitError(cause)
 
 
 @functools.lru_cache(maxsize=8)
-def _cause_of_failure(config_class: type[Any], settings: str) -> str | None:
+def _cause_of_failure(family: str, settings: str) -> str | None:
     """The check, once per configuration; None if it was passed."""
-    config = config_class.from_dict(json.loads(settings))
+    from transformers import CONFIG_MAPPING
+
     try:
-        expected, got = _both(shrunk(config))
-    except UnfitError as error:
-        return str(error)
+        expected, got = _both(shrunk(CONFIG_MAPPING[family].from_dict(json.loads(settings))))
+    except CheckpointError:
+        return "its checkpoints name their tensors otherwise than its model in transformers does"
     except Exception as error:  # anything may go wrong in a model that nobody tried
         return f"a small model of its kind could not be run in parts ({type(error).__name__})"
     difference = float((expected - got).abs().max() / expected.abs().max())
@@ -73,8 +78,9 @@ def shrunk(config: Any) -> Any:
     shared = getattr(config, "num_key_value_heads", None)
     layers = config.num_hidden_layers
     for name, size in _SIZES.items():
-        if getattr(config, name, None):
-            setattr(small, name, size)
+        now = getattr(config, name, None)
+        if now and (name != "head_dim" or not hasattr(config, "qk_rope_head_dim")):
+            setattr(small, name, min(size, now) if "experts" in name else size)
     if shared:
         groups = config.num_attention_heads // shared
         small.num_key_value_heads = {1: 4, config.num_attention_heads: 1}.get(groups, 2)
@@ -109,10 +115,25 @@ def _both(config: Any) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.randint(1, config.vocab_size, (_TOKENS,))
     expected = model(tokens[None], use_cache=False).logits[0]
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
+        with _no_bars():
+            model.save_pretrained(folder)
         precision = Precision.resolve(Compute("float32", "cpu"))
         blueprint = Blueprint(Checkpoint.open(Path(folder)), precision, checked=True)
         return expected, _in_parts(blueprint, tokens)
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Silence the library's own progress bars; the switch is global, so it is set back."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _in_parts(blueprint: Any, tokens: torch.Tensor) -> torch.Tensor:

@@ -152,6 +152,7 @@ class Stage:
         """The outputs, ``[1, n, D]``, of the last layer and of those in ``taps``."""
         states, outputs = inputs.states, {}
         last = self.layer_indices.stop - 1
+        more = {"use_cache": True, self._cache_name: cache}
         for index, layer, window, kind in zip(
             self.layer_indices, self._layers, self._windows, self._kinds, strict=True
         ):
@@ -160,8 +161,7 @@ class Stage:
                 attention_mask=inputs.masks[window],
                 position_ids=inputs.positions,
                 position_embeddings=inputs.rotary[kind],
-                use_cache=True,
-                **{self._cache_name: cache},
+                **more,
             )
             states = output if isinstance(output, torch.Tensor) else output[0]
             if index == last or index in taps:

@@ -20,7 +20,7 @@ from aparte.config import Compute, Cut
 from aparte.device import open_writer, wire_format
 from aparte.errors import UserError
 from aparte.model.parts import Blueprint, Progress
-from aparte.privacy import traffic
+from aparte.privacy import traffic, verdict
 from aparte.privacy.attack import Attack, Case
 from aparte.privacy.baselines import Frequency, LanguageModelOnly, Uniform
 from aparte.privacy.completion import Completion, LogitLens
@@ -35,10 +35,12 @@ from aparte.privacy.price import price
 from aparte.privacy.sample import sample_passages
 from aparte.privacy.sequence import SequenceInverter
 from aparte.privacy.settings import ATTACK_NAMES, AuditSettings
+from aparte.privacy.shape import ConstantShape, ShapeSettings
 from aparte.privacy.specimen import Specimen, bounds_of
 from aparte.privacy.store import Store
 from aparte.privacy.texts import Passage, cut_to_length, load_passages, split
 from aparte.privacy.vocabulary import Vocabulary
+from aparte.target.split import SplitTarget
 from aparte.text.tokenizer import Codec
 
 #: Texts that are read to set a defence's clipping, and to measure its price.
@@ -130,7 +132,7 @@ class Audit:
             if plain and (main or scale.thorough):
                 add(Gradient(scale.seconds, scale.steps, scale.descents), *here, 0)
         if "traffic" in wanted:
-            plan.append(lambda: [self._traffic()])
+            plan.append(lambda: [self._traffic(None), self._traffic(traffic.SHAPE)])
         return plan
 
     def _attack(self, attack: Attack, cut: Cut, defence: str, tokens: int, label: str) -> dict[str, Any]:
@@ -156,7 +158,7 @@ class Audit:
             **found.extra,
         }
 
-    def _traffic(self) -> dict[str, Any]:
+    def _traffic(self, shape: ShapeSettings | None) -> dict[str, Any]:
         scale, cut = self._scale, self._cuts[0]
         texts = [*self._victims, *self._others]
         random.Random(f"{self._settings.seed} traffic").shuffle(texts)
@@ -168,13 +170,18 @@ class Audit:
                 self._blueprint, self._settings.model, cut, wire=self._settings.wire, progress=self._progress
             )
             try:
+                if shape is not None and isinstance(writer.target, SplitTarget):
+                    filling = random.Random(f"{self._settings.seed} filling")
+                    context = writer.target.max_context
+                    writer.target.protect(shape=ConstantShape(shape, context, draw=filling))
                 return traffic.identify(writer, prompts, options, self._settings.seed, self._progress)
             finally:
                 writer.target.close()
 
-        row = self._store.part(f"traffic {cut}", measure)
+        defence = "none" if shape is None else f"constant-shape:{shape.nodes}"
+        row = self._store.part(f"traffic {cut} {defence}", measure)
         nothing = {"rouge_l": None, "pii_recall": None, "target": "which prompt"}
-        return {"name": traffic.NAME, "cut": str(cut), "defence": "none", **nothing, **row}
+        return {"name": traffic.NAME, "cut": str(cut), "defence": defence, **nothing, **row}
 
     def _places(self) -> list[tuple[str, Cut]]:
         """Which defence is audited at which cut; one that draws its fronts itself, at the first only."""
@@ -267,8 +274,11 @@ def run_audit(
     folder: Path, settings: AuditSettings, compute: Compute, out: Path, progress: Progress
 ) -> dict[str, Any]:
     """Audit the model in ``folder``; finished parts are kept in ``out``."""
+    blueprint = Blueprint.open(folder, compute)
     with torch.no_grad():
-        return Audit(Blueprint.open(folder, compute), settings, out, progress).run()
+        results = Audit(blueprint, settings, out, progress).run()
+    verdict.keep(blueprint, results)
+    return results
 
 
 def _fitting(cuts: Sequence[str], layers: int, chosen: bool) -> list[Cut]:

@@ -132,9 +132,8 @@ def _blocks(results: dict[str, Any]) -> list[Block]:
         ]
     if personal := _personal_table(prompt):
         blocks += [("h2", "Personal data"), ("table", personal)]
-    for row in attacks:
-        if row["name"] == traffic.NAME:
-            blocks += [("h2", "Traffic"), ("p", _traffic(row))]
+    if watched := [row for row in attacks if row["name"] == traffic.NAME]:
+        blocks += [("h2", "Traffic"), *(("p", _traffic(row)) for row in watched)]
     if defences:
         blocks += [("h2", "What the defences cost"), ("table", _defence_table(defences))]
         if prompt:
@@ -216,9 +215,10 @@ def _traffic(row: dict[str, Any]) -> str:
         "answer_only": "the cloud, from the answer alone, without the prompt's length",
     }
     told = "; ".join(f"{names[name]} in {_percent(views[name]['top1'])} of cases" for name in names)
+    under = "" if row["defence"] == "none" else f"With {row['defence']}: "
     return (
-        f"Which of {row['prompts']} known prompts was being answered (speculative decoding, temperature "
-        f"{row['temperature']:g}, earlier answers to each known) was told by: {told}. "
+        f"{under}Which of {row['prompts']} known prompts was being answered (speculative decoding, "
+        f"temperature {row['temperature']:g}, earlier answers to each known) was told by: {told}. "
         f"By chance: {_percent(1 / row['prompts'])}."
     )
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aparte.answer import Answer, Writer
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.model.parts import Progress
+from aparte.privacy.shape import ShapeSettings
 from aparte.speculate.drafter import make_drafter
 
 #: For the report.
@@ -27,6 +28,9 @@ THREAT = "network"
 SOURCE = "arXiv 2411.01076."
 ASSUMES = "Earlier answers to each of the prompts; sizes of messages, and for the cloud what is in them."
 COST = "Two answers per prompt."
+
+#: The constant shape that is attacked too: as many guesses as there are without it, and the pending token.
+SHAPE = ShapeSettings(9)
 
 #: A row of numbers per step.
 Steps = Sequence[tuple[int, ...]]
@@ -44,8 +48,11 @@ View = Callable[[Answer], Trace]
 
 
 def network_view(answer: Answer) -> Trace:
-    """Bytes each way per step; TLS hides their content and not their length."""
-    first, *rest = ((step.timing.bytes_up, step.timing.bytes_down) for step in answer.steps)
+    """Bytes per step; TLS hides their content and not their length.
+
+    Those of the result are left out: it has as many nodes, and beside them only digits of the cloud's timing.
+    """
+    first, *rest = ((step.timing.bytes_up,) for step in answer.steps)
     return Trace(first, rest)
 
 
@@ -146,10 +153,14 @@ def _difference(left: Steps, right: Steps) -> float:
 def _answer(writer: Writer, prompt: Sequence[int], settings: TrafficSettings, seed: int) -> Answer:
     decoding = Decoding(settings.decode, max_nodes=settings.nodes, in_flight=1)
     writer.forget()
-    return writer.complete(
+    answer = writer.complete(
         prompt,
         make_drafter(decoding),
         sampling=Sampling(temperature=settings.temperature, seed=seed),
         decoding=decoding,
         stopping=Stopping(settings.new_tokens),
     )
+    shape = getattr(writer.target, "shape", None)
+    if shape is not None:  # what is seen of a step is what was sent, filling and all
+        answer.steps = [replace(step, nodes=shape.nodes) for step in answer.steps]
+    return answer

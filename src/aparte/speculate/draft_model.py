@@ -7,6 +7,7 @@ that is rewound to what a new context shares with the last one.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import torch
 
 from aparte.errors import MismatchError
 from aparte.model.parts import Blueprint, Progress
+from aparte.model.turns import TurnTaking
 from aparte.session import Session
 from aparte.speculate.neural import Guess
 from aparte.speculate.tree import BELOW_ROOT
@@ -53,6 +55,14 @@ class DraftModel:
         self._stage = blueprint.stage(range(layers or blueprint.layers), progress, "draft model")
         self._embed, self._head = blueprint.ends()
         self._reset()
+
+    def another(self) -> DraftModel:
+        """One of the same weights, for another conversation at the same time."""
+        if not isinstance(self._stage, TurnTaking):
+            self._stage = TurnTaking(self._stage)
+        twin = copy.copy(self)
+        twin._reset()
+        return twin
 
     def begin(self, context: Sequence[int]) -> Guess | None:
         """Read what is new in ``context``. None if it does not fit this model."""

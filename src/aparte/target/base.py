@@ -105,6 +105,9 @@ class Target(Protocol):
     def open(self) -> bool:
         """Make sure the target can take steps. False if what it held is gone and must be sent again.
 
+        After a :class:`~aparte.errors.LinkError` from :meth:`collect` this seeks the cloud again. If it is
+        True then, every step that was not collected is still under way; if not, none is.
+
         Raises :class:`~aparte.errors.LinkError` and other connection errors.
         """
         ...
@@ -114,7 +117,10 @@ class Target(Protocol):
         ...
 
     def collect(self) -> Evaluation:
-        """Wait for the oldest step that is not collected yet."""
+        """Wait for the oldest step that is not collected yet.
+
+        A lost connection shows here, as a :class:`~aparte.errors.LinkError`, and never in :meth:`submit`.
+        """
         ...
 
     def abandon(self) -> None:

@@ -74,6 +74,11 @@ class DraftTarget:
         return self._link.max_nodes
 
     @property
+    def where(self) -> str:
+        """The cloud in use, for messages."""
+        return self._link.where
+
+    @property
     def bytes_up(self) -> int:
         return self._exchange.bytes_up
 
@@ -95,10 +100,7 @@ class DraftTarget:
         return self._states
 
     def open(self) -> bool:
-        kept = self._link.open()
-        if not kept:
-            self._exchange.forget()
-        return kept
+        return self._exchange.open()
 
     def submit(self, step: Step, tokens: Sequence[int], ask: Ask) -> None:
         started = self._clock()
@@ -111,8 +113,6 @@ class DraftTarget:
             self._layer,
             tuple(ask.drawn[node - spare] for node in judged(step, ask.logits_from)) if ask.drawn else (),
         )
-        if self._states is not None:
-            self._states.expect(step)
         if self._states is not None:
             self._states.expect(step)
         message = message_of(step, write_block(block))

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from aparte.config import Cut
+from aparte.errors import UserError
 from aparte.model.parts import Blueprint, Progress
 from aparte.step import Step
 from aparte.target.base import Ask, Evaluation, Timing
 from aparte.target.exchange import Exchange, message_of
+from aparte.target.outgoing import Guard, Shape
 from aparte.target.states import StateStore
 from aparte.wire.link import Link
 from aparte.wire.tensors import TensorCodec
@@ -20,8 +22,9 @@ from aparte.wire.tensors import TensorCodec
 
 @dataclass(frozen=True)
 class _Begun:
-    """What the device did for a step that is under way."""
+    """What the device did for a step that is under way, whose first ``nodes`` nodes were asked for."""
 
+    nodes: int
     logits_from: int
     device_ms: float
     codec_ms: float
@@ -64,7 +67,18 @@ class SplitTarget:
         self._back_cache = parts.back.new_cache()
         self._exchange: Exchange[_Begun] = Exchange(link, clock)
         self._states: StateStore | None = None
+        self._guard: Guard | None = None
+        self._shape: Shape | None = None
         self.vocab_size = parts.vocab_size
+
+    def protect(self, guard: Guard | None = None, shape: Shape | None = None) -> None:
+        """From now on send what ``guard`` makes of the front's output, and steps of this ``shape``."""
+        self._guard, self._shape = guard, shape
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape of the steps, if they have one."""
+        return self._shape
 
     @property
     def max_context(self) -> int:
@@ -73,8 +87,14 @@ class SplitTarget:
 
     @property
     def max_nodes(self) -> int:
-        """What the cloud allows per step; known once the link is open."""
-        return self._link.max_nodes
+        """What the cloud allows per step, known once the link is open, and the shape has room for."""
+        most = self._link.max_nodes
+        return most if self._shape is None else min(most, self._shape.nodes)
+
+    @property
+    def where(self) -> str:
+        """The cloud in use, for messages."""
+        return self._link.where
 
     @property
     def bytes_up(self) -> int:
@@ -85,22 +105,36 @@ class SplitTarget:
         return self._exchange.bytes_down
 
     def open(self) -> bool:
-        kept = self._link.open()
+        kept = self._exchange.open()
         if not kept:
             self._forget()
+        if self._shape is not None:
+            if self._shape.nodes > self._link.max_nodes:
+                raise UserError(
+                    f"Steps of {self._shape.nodes} nodes are wanted, and this cloud takes "
+                    f"{self._link.max_nodes} at most. Choose a smaller --constant-shape."
+                )
+            self._shape.begin()
         return kept
 
     def submit(self, step: Step, tokens: Sequence[int], ask: Ask) -> None:
-        started = self._clock()
+        started, nodes = self._clock(), len(step)
+        if self._shape is not None:
+            step, tokens = self._shape.fill(step, tokens)
         hidden = self.parts.front.forward(self._front_cache, step, self.parts.embed(torch.tensor(tokens)))
         if self._states is not None:
             self._states.put_front(step, hidden)
         computed = self._clock()
-        message = message_of(step, self._codec.encode(hidden))
+        sent = hidden if self._guard is None else self._guard(step, tokens, hidden)
+        message = message_of(step, self._codec.encode(sent))
+        if self._shape is not None:
+            message = self._shape.seal(message)
         encoded = self._clock()
         begun = _Begun(
-            ask.logits_from, device_ms=(computed - started) * 1e3, codec_ms=(encoded - computed) * 1e3
+            nodes, ask.logits_from, device_ms=(computed - started) * 1e3, codec_ms=(encoded - computed) * 1e3
         )
+        if self._shape is not None:
+            self._shape.wait()
         self._exchange.send(step, message, begun)
 
     def collect(self) -> Evaluation:
@@ -111,7 +145,7 @@ class SplitTarget:
         if self._states is not None:
             self._states.put_middle(step, hidden)
         output = self.parts.back.forward(self._back_cache, step, hidden)
-        logits = self.parts.head(output[begun.logits_from :])
+        logits = self.parts.head(output[begun.logits_from : begun.nodes])
         ended = self._clock()
         return Evaluation(
             logits,

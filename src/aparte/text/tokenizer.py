@@ -9,7 +9,7 @@ from typing import Any
 
 from aparte.errors import CheckpointError, UserError
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 class Codec:
@@ -57,13 +57,28 @@ class Codec:
         text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
         return text
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, up to where the assistant's answer begins."""
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template has a place for tools, and for calls in ``<tool_call>`` tags."""
+        template = str(self._tokenizer.chat_template or "")
+        return "tools" in template and "<tool_call>" in template
+
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's answer begins.
+
+        ``tools`` are descriptions of functions for the template (:attr:`takes_tools`).
+        """
         if not self.has_chat_template:
             raise UserError("This model has no chat template. Use --raw to continue plain text.")
         try:
             encoded = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
             )
         except Exception as error:
             # Templates raise whatever they like (jinja2 errors, TemplateError, TypeError).

@@ -25,27 +25,40 @@ MAX_HEADER_BYTES = 65_536
 #: Most nodes per step that a header can ask for. A server's own limit is lower; this one bounds what
 #: reading a header costs, which a chain of any length fits into.
 MAX_NODES = 4096
+#: Most characters in the name of a session.
+MAX_RESUME = 64
 _LENGTH = struct.Struct(">I")
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Device to cloud, first message: what the device runs and how it wants to talk."""
+    """Device to cloud, first message: what the device runs and how it wants to talk.
+
+    ``resume`` names the session to go on with after a lost connection. It is empty for a new session that
+    may be gone on with, and None for one that ends with its connection.
+    """
 
     fingerprint: dict[str, str]
     wire: str
     version: int = PROTOCOL_VERSION
+    resume: str | None = None
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """Cloud to device: what the cloud serves, what it allows, and the numbers it computes with."""
+    """Cloud to device: what the cloud serves, what it allows, and the numbers it computes with.
+
+    ``resume`` is what a later greeting has to give to go on with this session; with ``resumed`` this one
+    goes on with the session that was asked for.
+    """
 
     fingerprint: dict[str, str]
     max_nodes: int
     max_context: int
     dtype: str = ""
     version: int = PROTOCOL_VERSION
+    resume: str = ""
+    resumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ class ErrorFrame:
 
 Frame = Hello | Welcome | StepFrame | ResultFrame | ErrorFrame
 
-ERROR_CODES = ("mismatch", "frame", "slot", "limit", "overflow", "expired", "busy", "internal")
+ERROR_CODES = ("mismatch", "frame", "slot", "limit", "overflow", "expired", "busy", "denied", "internal")
 
 
 def encode(frame: Frame) -> bytes:
@@ -92,6 +105,8 @@ def encode(frame: Frame) -> bytes:
                 "model": frame.fingerprint,
                 "wire": frame.wire,
             }
+            if frame.resume is not None:
+                header["resume"] = frame.resume
             payload: bytes | memoryview = b""
         case Welcome():
             header = {
@@ -102,6 +117,10 @@ def encode(frame: Frame) -> bytes:
                 "context": frame.max_context,
                 "dtype": frame.dtype,
             }
+            if frame.resume:
+                header["resume"] = frame.resume
+            if frame.resumed:
+                header["resumed"] = True
             payload = b""
         case StepFrame():
             step = frame.step
@@ -193,17 +212,27 @@ def _empty(payload: memoryview) -> None:
 
 def _read_hello(header: dict[str, Any], payload: memoryview) -> Hello:
     _empty(payload)
-    return Hello(_fingerprint(header), _string(header, "wire", 32), _integer(header, "v", 0, 1000))
+    return Hello(
+        _fingerprint(header),
+        _string(header, "wire", 32),
+        _integer(header, "v", 0, 1000),
+        _string(header, "resume", MAX_RESUME) if "resume" in header else None,
+    )
 
 
 def _read_welcome(header: dict[str, Any], payload: memoryview) -> Welcome:
     _empty(payload)
+    resumed = header.get("resumed", False)
+    if type(resumed) is not bool:
+        raise FrameError("Header field 'resumed' is neither true nor false.")
     return Welcome(
         _fingerprint(header),
         _integer(header, "nodes", 1, MAX_NODES),
         _integer(header, "context", 1),
         _string(header, "dtype", 32, ""),
         _integer(header, "v", 0, 1000),
+        _string(header, "resume", MAX_RESUME, ""),
+        resumed,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from aparte.errors import (
     AparteError,
+    DoorError,
     FrameError,
     LinkError,
     MismatchError,
@@ -35,7 +36,10 @@ class Link(Protocol):
         ...
 
     def open(self) -> bool:
-        """Connect unless connected. True if the session of the last call is still there."""
+        """Connect unless connected. True if the session of the last call is still there.
+
+        If that connection was lost meanwhile, what had been sent and not answered has to be sent again.
+        """
         ...
 
     def send(self, message: bytes) -> None:
@@ -57,6 +61,7 @@ _BY_CODE: dict[str, type[AparteError]] = {
     "overflow": WireOverflowError,
     "slot": SlotError,
     "frame": FrameError,
+    "denied": DoorError,
 }
 
 

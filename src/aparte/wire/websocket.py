@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
+from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.sync.client import ClientConnection, connect
 from websockets.uri import parse_uri
 
 from aparte.address import is_loopback
 from aparte.config import LinkSettings
-from aparte.errors import AparteError, DoorError, FrameError, LinkError, MismatchError, UserError
+from aparte.deadline import Deadline
+from aparte.errors import (
+    AparteError,
+    DoorError,
+    FrameError,
+    LinkError,
+    MismatchError,
+    SilenceError,
+    UserError,
+)
 from aparte.fingerprint import Fingerprint
+from aparte.pin import PinnedContext
 from aparte.wire.frames import (
     MAX_HEADER_BYTES,
     MAX_NODES,
@@ -35,7 +47,7 @@ PING_INTERVAL_S = 20.0
 
 
 class WebSocketLink:
-    """One session of a cloud at ``url`` (``ws://`` or ``wss://``)."""
+    """One session of a cloud at ``url`` (``ws://`` or ``wss://``), over as many connections as it takes."""
 
     def __init__(
         self,
@@ -46,8 +58,11 @@ class WebSocketLink:
         width: int,
         token: str | None = None,
         ca_file: Path | None = None,
+        pins: Sequence[str] = (),
         settings: LinkSettings | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
+        """``deadline`` is the answer's; no wait for a step goes beyond it."""
         try:
             uri = parse_uri(url)
         except (InvalidURI, ValueError):
@@ -56,6 +71,10 @@ class WebSocketLink:
             ) from None
         if ca_file is not None and not uri.secure:
             raise UserError(f"--tls-ca is of no use with {url}, which is not encrypted. Use wss://.")
+        if pins and not uri.secure:
+            raise UserError(f"--pin is of no use with {url}, which is not encrypted. Use wss://.")
+        if pins and ca_file is not None:
+            raise UserError("--pin and --tls-ca are two ways to know a server. Give one of them.")
         if token is not None and not (token.isascii() and token.isprintable()):
             raise UserError("The token holds characters that cannot be sent; use printable ASCII.")
         self.where = f"The cloud at {url}"
@@ -65,7 +84,9 @@ class WebSocketLink:
         self._wire = wire
         self._token = token
         self._settings = settings or LinkSettings()
-        self._ssl = _client_context(ca_file) if uri.secure else None
+        self._deadline = deadline or Deadline()
+        self._resume = ""  # the session's name, by which a new connection finds it
+        self._ssl = _client_context(ca_file, pins) if uri.secure else None
         self._max_bytes = MAX_NODES * width * 4 + MAX_HEADER_BYTES
         self._socket: ClientConnection | None = None
         self._max_nodes = MAX_NODES
@@ -82,14 +103,17 @@ class WebSocketLink:
     def open(self) -> bool:
         if self._socket is not None and self._socket.protocol.state is State.OPEN:
             return True
-        self.close()
+        self._drop()
         self._socket = self._connect()
         try:
-            self._greet()
+            return self._greet()
+        except LinkError as error:
+            self._drop()
+            # Without a greeting nobody is there who could be silent about a step.
+            raise (LinkError(str(error)) if isinstance(error, SilenceError) else error) from None
         except BaseException:
             self.close()
             raise
-        return False
 
     def send(self, message: bytes) -> None:
         if self._socket is None:
@@ -100,7 +124,13 @@ class WebSocketLink:
             raise self._last_word(self._socket) or self._gone(error) from error
 
     def receive(self) -> tuple[Frame, int]:
-        return self._receive(self._settings.step_timeout_s)
+        left_s = self._deadline.left_s
+        if left_s > self._settings.step_timeout_s:
+            return self._receive(self._settings.step_timeout_s)
+        try:
+            return self._receive(max(0.0, left_s))
+        except SilenceError:
+            raise self._deadline.error() from None
 
     def _receive(self, timeout_s: float) -> tuple[Frame, int]:
         if self._socket is None:
@@ -108,20 +138,26 @@ class WebSocketLink:
         try:
             message = self._socket.recv(timeout=timeout_s, decode=False)
         except TimeoutError:
-            raise LinkError(
-                f"{self.where} did not answer within {timeout_s:g} s. "
-                "Is the machine overloaded, or the network down?"
-            ) from None
+            self._drop()  # an answer that comes too late must not meet another question
+            raise SilenceError(self.where, timeout_s) from None
         except ConnectionClosed as error:
             raise self._gone(error) from error
         frame = decode(message)
         if isinstance(frame, ErrorFrame):
+            self._drop()
             raise error_from(frame, self.where)
         return frame, len(message)
 
     def close(self) -> None:
+        self._resume = ""
         if self._socket is not None:
             self._socket.close()
+            self._socket = None
+
+    def _drop(self) -> None:
+        """End the connection without a word, so that the cloud keeps the session for a while."""
+        if self._socket is not None:
+            self._socket.close_socket()
             self._socket = None
 
     def _connect(self) -> ClientConnection:
@@ -133,17 +169,17 @@ class WebSocketLink:
                 additional_headers={"Authorization": f"Bearer {self._token}"} if self._token else None,
                 compression=None,
                 max_size=self._max_bytes,
-                open_timeout=self._settings.connect_timeout_s,
+                open_timeout=self._connect_s,
                 ping_interval=min(PING_INTERVAL_S, timeout_s / 4),
                 close_timeout=1,
                 proxy=None if is_loopback(self._host) else True,
             ).__enter__()  # closed by `close`; calling connect() without a context is deprecated
         except InvalidStatus as error:
-            raise self._turned_away(error.response.status_code) from None
+            raise self._turned_away(error.response) from None
         except ssl.SSLCertVerificationError as error:
             raise DoorError(
                 f"The TLS certificate of {self._url} could not be checked ({error.verify_message}). "
-                "For a certificate of your own give it with --tls-ca."
+                "For a certificate of your own give it with --tls-ca, or the --pin that the server prints."
             ) from None
         except ssl.SSLError as error:
             raise DoorError(
@@ -173,17 +209,31 @@ class WebSocketLink:
             connection.socket.settimeout(timeout_s)
         return connection
 
-    def _turned_away(self, status: int) -> DoorError | LinkError:
+    @property
+    def _connect_s(self) -> float:
+        """The longest wait for a connection, or for a greeting."""
+        return max(0.001, min(self._settings.connect_timeout_s, self._deadline.left_s))
+
+    def _turned_away(self, response: Response) -> DoorError | LinkError:
+        status = response.status_code
         if status in (401, 403):
             return DoorError(f"{self.where} refused the token. Give the server's token with --token-file.")
         if status == 503:
-            return LinkError(f"{self.where} is full. Try again later.")
+            full = LinkError(f"{self.where} is full. Try again later.")
+            with contextlib.suppress(ValueError):
+                asked = float(response.headers.get("Retry-After", "0"))
+                full.retry_after_s = min(max(0.0, asked), self._settings.longest_wait_s)
+            return full
         return LinkError(f"{self.where} answered with HTTP status {status}; is it `aparte serve`?")
 
-    def _greet(self) -> None:
-        """Exchange fingerprints. Nothing that depends on text is sent before both sides agree."""
-        self.send(encode(Hello(self._fingerprint.to_json(), self._wire)))
-        frame, _ = self._receive(self._settings.connect_timeout_s)
+    def _greet(self) -> bool:
+        """Exchange fingerprints; whether the session that was there before goes on.
+
+        Nothing that depends on text is sent before both sides agree.
+        """
+        resume = self._resume if self._settings.retries else None
+        self.send(encode(Hello(self._fingerprint.to_json(), self._wire, resume=resume)))
+        frame, _ = self._receive(self._connect_s)
         if not isinstance(frame, Welcome):
             raise FrameError(f"{self.where} did not answer the greeting; is it the same version of aparte?")
         if frame.version != PROTOCOL_VERSION:
@@ -196,6 +246,9 @@ class WebSocketLink:
         self._max_nodes = min(frame.max_nodes, MAX_NODES)
         self.max_context = frame.max_context
         self.cloud_dtype = printable(frame.dtype)
+        resumed = frame.resumed and bool(resume)
+        self._resume = frame.resume
+        return resumed
 
     def _last_word(self, socket: ClientConnection) -> AparteError | None:
         """Why the cloud closed the connection, if it said so in an answer that nobody has read yet."""
@@ -214,7 +267,9 @@ class WebSocketLink:
         return LinkError(f"{self.where} went away{f' ({reason})' if reason else ''}.")
 
 
-def _client_context(ca_file: Path | None) -> ssl.SSLContext:
+def _client_context(ca_file: Path | None, pins: Sequence[str]) -> ssl.SSLContext:
+    if pins:
+        return PinnedContext.of(pins)
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:

@@ -1,0 +1,76 @@
+"""``--defence``, ``--constant-shape`` and ``--pseudonyms`` on the command line, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aparte.cli.output import note
+from aparte.privacy.protection import Protection
+
+if TYPE_CHECKING:
+    from aparte.answer import Writer
+    from aparte.config import Cut
+    from aparte.model.parts import Blueprint
+    from aparte.privacy.pseudonyms import Pseudonyms
+
+PRIVACY_LINE = (
+    "The cloud receives hidden states, never text. With the model's public weights it can reconstruct the "
+    "prompt and the answer from them: see `aparte audit`, and docs/privacy.md before you rely on it."
+)
+
+
+def privacy_line(blueprint: Blueprint, cut: Cut, defence: str) -> str:
+    """What the cloud can recover: as an audit on this machine found, else in general."""
+    from aparte.privacy.verdict import recall
+
+    verdict = recall(blueprint, cut, defence)
+    return PRIVACY_LINE if verdict is None else verdict.sentence(defence)
+
+
+def check(protection: Protection) -> None:
+    """Raise :class:`UserError` for a defence that there is not, before anything is loaded."""
+    if protection.defence != Protection.defence:
+        from aparte.privacy.guard import parse_setting
+
+        parse_setting(protection.defence)
+
+
+def apply(protection: Protection, writer: Writer) -> None:
+    """Have the writer's target send as ``protection`` says."""
+    if protection != Protection():
+        from aparte.privacy.guard import protect
+
+        protect(writer.target, protection, writer.codec)
+
+
+def report_cadence(writer: Writer, quiet: bool) -> None:
+    """Say so if steps could not keep to their times: an observer saw which ones."""
+    shape = getattr(writer.target, "shape", None)
+    if shape is not None and shape.late and not quiet:
+        note(
+            f"{shape.late} of {shape.steps} steps missed the cadence of --constant-shape, which shows. "
+            "Choose a longer one than a round trip takes."
+        )
+
+
+def open_pseudonyms(file: Path | None, quiet: bool) -> Pseudonyms | None:
+    """The pseudonyms of one conversation, with the names in ``file``; None without one."""
+    if file is None:
+        return None
+    from aparte.privacy.finders import Finder, find_patterns, read_names
+    from aparte.privacy.presidio import PresidioMissing, presidio_finder
+    from aparte.privacy.pseudonyms import Pseudonyms
+
+    names, more = read_names(file), "and what Presidio finds"
+    finders: list[Finder] = [find_patterns]
+    try:
+        finders.append(presidio_finder())
+    except PresidioMissing as missing:
+        more = f"and nothing else ({missing})"
+    if not quiet:
+        note(
+            f"The model sees stand-ins for {len(names)} listed names, for e-mail addresses, dates and "
+            f"numbers of five digits or more, {more}."
+        )
+    return Pseudonyms(names, finders)

@@ -1,0 +1,74 @@
+"""What passes over one connection: steps that come in, results and refusals that go out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
+
+from aparte.cloud.sessions import Computed, Session
+from aparte.errors import FrameError
+from aparte.wire.frames import ErrorFrame, Frame, ResultFrame, StepFrame, decode, encode
+
+#: Steps a session may have waiting; a device that sends more is made to wait by its own TCP window.
+QUEUE_STEPS = 16
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A step that waits for the forward pass, and when it came."""
+
+    frame: StepFrame
+    arrived: float
+
+
+async def read_steps(
+    connection: ServerConnection, session: Session, queue: asyncio.Queue[Queued | Exception]
+) -> None:
+    """Move steps from the socket to the queue; whatever ends that goes into the queue too."""
+    try:
+        while True:
+            message = await connection.recv(decode=False)
+            arrived = time.perf_counter()
+            frame: Frame = decode(message)
+            if not isinstance(frame, StepFrame):
+                raise FrameError("A message after the greeting is not a step.")
+            session.check(frame.step, frame.payload)
+            session.epoch = max(session.epoch, frame.step.epoch)
+            session.unanswered += 1
+            session.last_used = time.monotonic()
+            await queue.put(Queued(frame, arrived))
+    except Exception as error:  # of any kind: a session whose reader is gone would wait for ever
+        session.abandoned = isinstance(error, ConnectionClosed)
+        await queue.put(error)
+
+
+def result_of(item: Queued, computed: Computed) -> bytes:
+    spent_ms = (time.perf_counter() - item.arrived) * 1e3
+    queue_ms = max(0.0, spent_ms - computed.compute_ms)
+    return encode(ResultFrame(item.frame.step.number, computed.compute_ms, queue_ms, computed.payload))
+
+
+async def refuse(connection: ServerConnection, code: str, message: str) -> None:
+    """Tell the device why, then close; it may be gone already."""
+    with contextlib.suppress(ConnectionClosed):
+        await connection.send(encode(ErrorFrame(code, message[:1000])))
+        # What the device has sent meanwhile lies in front of its goodbye and has to be read away.
+        await asyncio.gather(connection.close(1008, code), _discard(connection))
+
+
+async def dismiss(connection: ServerConnection, code: str, message: str) -> None:
+    """The same while somebody else is reading from the connection, and will see it end."""
+    with contextlib.suppress(ConnectionClosed):
+        await connection.send(encode(ErrorFrame(code, message)))
+        await connection.close(1008, code)
+
+
+async def _discard(connection: ServerConnection) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            await connection.recv(decode=False)

@@ -1,0 +1,193 @@
+"""What drafts for several conversations with one model: weights are loaded once, state belongs to each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from aparte.bridge.draft import BridgeDraft, BridgeParts
+from aparte.bridge.edge import EdgeBridge, EdgeParts
+from aparte.bridge.file import find_bridge, load_bridge
+from aparte.config import LONGEST_DRAFT, Compute, Cut, Decoding, Drafting, Sampling
+from aparte.errors import AparteError, UserError
+from aparte.model.parts import Blueprint, Progress
+from aparte.model.turns import TurnTaking
+from aparte.session import Session
+from aparte.speculate.chain import Chain
+from aparte.speculate.common import CommonTable, common_table, shipped_table
+from aparte.speculate.draft_model import DraftModel, check_vocabulary
+from aparte.speculate.drafter import Drafter, make_drafter
+from aparte.speculate.length import LengthPlan
+from aparte.speculate.neural import TreeModel
+from aparte.speculate.shallow import open_shallow
+from aparte.speculate.voice import open_voice
+from aparte.target.base import Target
+from aparte.target.draft import DraftTarget
+from aparte.target.split import SplitTarget
+from aparte.text.tokenizer import Codec
+
+T = TypeVar("T")
+Model = TreeModel | CommonTable
+#: Makes a conversation's own model of what is shared.
+Opener = Callable[[Target, Session], Model]
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """How to draft: the settings of ``--decode`` and, in draft mode, of ``--draft``."""
+
+    decoding: Decoding
+    drafting: Drafting
+
+    def decoding_for(self, target: str, sampling: Sampling) -> Decoding:
+        """In draft mode a chain for sampled tokens decides itself how long it gets."""
+        if target != "draft" or self.decoding.max_nodes is not None or sampling.greedy:
+            return self.decoding
+        return replace(self.decoding, max_nodes=LONGEST_DRAFT)
+
+
+def plan_drafts(
+    model: str,
+    cut: Cut,
+    target: str,
+    *,
+    decode: str = Decoding.decode,
+    draft: str | None = None,
+    draft_length: int | None = None,
+) -> DraftPlan:
+    """The plan for a few settings, as the command line understands them; in draft mode by default everything
+    that costs nothing, and the bridge if there is one."""
+    if target != "draft":
+        return DraftPlan(Decoding(decode, draft=draft), Drafting())
+    drafting = Drafting(draft, draft_length)
+    names = drafting.names or (
+        *(() if find_bridge(model, cut) is None else ("bridge",)),
+        "context",
+        "recycling",
+        *(() if shipped_table(model) is None else ("common",)),
+    )
+    mode = "sequential" if decode == "sequential" else "+".join(names)
+    return DraftPlan(Decoding(mode, max_nodes=draft_length, draft=drafting.model), drafting)
+
+
+class DraftShelf:
+    """The models that a plan drafts with, loaded; gives every conversation drafters of its own."""
+
+    def __init__(
+        self,
+        plan: DraftPlan,
+        blueprint: Blueprint,
+        name: str,
+        cut: Cut,
+        target: str,
+        codec: Codec,
+        compute: Compute,
+        progress: Progress | None = None,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
+        """``name`` is what the model is called, ``target`` where it is: ``split``, ``draft`` or ``local``."""
+        self.plan = plan
+        self._target = target
+        self._eos = codec.eos
+        decoding, drafting = plan.decoding, plan.drafting
+        named, automatic = decoding.sources, decoding.decode == "auto" and target != "draft"
+        self._openers: dict[str, Opener] = {}
+        if "common" in named:
+            table = common_table(name)
+            self._openers["common"] = lambda *_: table
+        elif automatic and (shipped := shipped_table(name)) is not None:
+            self._openers["common"] = lambda *_: shipped
+        if "model" in named:
+            draft_name = drafting.model or decoding.draft or ""
+            model = _load_model(draft_name, blueprint, codec, compute, progress)
+            self._openers["model"] = lambda *_: model.another()
+        if "shallow" in named:
+            if target != "draft" or drafting.layers is None:
+                raise UserError("shallow drafts in draft mode only: --target draft --draft shallow:K.")
+            shallow = open_shallow(blueprint, drafting.layers, progress=progress)
+            self._openers["shallow"] = lambda *_: shallow.another()
+        if "bridge" in named:
+            self._openers["bridge"] = self._bridge(blueprint, name, cut, progress)
+        elif automatic and target == "split" and find_bridge(name, cut) is not None:
+            try:
+                self._openers["bridge"] = self._bridge(blueprint, name, cut, progress)
+            except AparteError as error:  # a broken or strange one: worth a word, not the answers
+                if notice:
+                    notice(f"Drafting without a bridge. {error}")
+
+    def open(self, target: Target, session: Session) -> Drafts:
+        """What drafts for the conversation in ``session``."""
+        models = {name: opener(target, session) for name, opener in self._openers.items()}
+        return Drafts(self.plan, self._target, models, self._eos)
+
+    def _bridge(self, blueprint: Blueprint, name: str, cut: Cut, progress: Progress | None) -> Opener:
+        path = find_bridge(name, cut)
+        if path is None:
+            raise UserError(
+                f"There is no bridge for {name} at cut {cut}. Train one with `aparte bridge train {name} "
+                f"--cut {cut}`, or draft with something else."
+            )
+        bridge = load_bridge(path, blueprint, cut)
+        if self._target == "split":
+            parts = BridgeParts(bridge, blueprint)
+            parts.stage = TurnTaking(parts.stage)
+            return lambda target, session: BridgeDraft(parts, _of(SplitTarget, target), session)
+        edge = EdgeParts(bridge, blueprint, cut, progress)
+        edge.front, edge.stage, edge.back = map(TurnTaking, (edge.front, edge.stage, edge.back))
+        returned = self.plan.drafting.return_states
+
+        def open_edge(target: Target, session: Session) -> EdgeBridge:
+            states = _of(DraftTarget, target).keep_states(edge.returned_layer) if returned else None
+            return EdgeBridge(edge, session, states)
+
+        return open_edge
+
+
+class Drafts:
+    """The drafters of one conversation. What they learned stays for its next answer."""
+
+    def __init__(self, plan: DraftPlan, target: str, models: dict[str, Model], eos: frozenset[int]) -> None:
+        self._plan = plan
+        self._target = target
+        self._models = models
+        self._eos = eos
+        self._tree: Drafter | None = None
+        self._lengths = LengthPlan()
+
+    def drafter(self, sampling: Sampling) -> Drafter:
+        """For an answer whose tokens are chosen like this.
+
+        In draft mode it is a chain if its length is given, and where tokens are sampled, because a chain
+        picks its tokens as the verifier will; else a tree.
+        """
+        decoding, drafting = self._plan.decoding, self._plan.drafting
+        chain = self._target == "draft" and decoding.sources
+        if chain and (drafting.length is not None or not sampling.greedy):
+            return Chain(
+                [open_voice(name, self._models) for name in decoding.sources],
+                sampling,
+                rejection=drafting.accept == "rejection",
+                length=drafting.length,
+                eos=self._eos,
+                plan=self._lengths,
+            )
+        if self._tree is None:
+            self._tree = make_drafter(decoding, models=self._models)
+        return self._tree
+
+
+def _load_model(
+    name: str, blueprint: Blueprint, codec: Codec, compute: Compute, progress: Progress | None
+) -> DraftModel:
+    from aparte.model.registry import resolve
+
+    folder = resolve(name, progress=progress)
+    check_vocabulary(codec, Codec(folder), name)
+    return DraftModel(Blueprint.open(folder, compute), blueprint.vocab_size, progress=progress)
+
+
+def _of(kind: type[T], target: Target) -> T:
+    if not isinstance(target, kind):
+        raise UserError(f"This bridge drafts for another target than {target.name}.")
+    return target

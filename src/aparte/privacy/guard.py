@@ -1,0 +1,131 @@
+"""A defence at work: what is done to the front's output of every node before it is sent.
+
+Rounding is a function of the row alone. Noise must not be: the same row with fresh noise each time could be
+averaged. It must not be a function of the slot or the position either: two guesses for one position would
+share their noise, and their difference would show without any. So the noise of a node is drawn from a
+secret of this session and **all tokens from the first one to the node's**. A node that is sent again, in
+another slot, after a rejection or a lost connection, is sent with the same numbers, down to the last bit;
+every other node has noise of its own. Steps stay idempotent, and sequential and speculative runs under one
+secret send the same numbers, so they write the same text.
+
+The secret lives as long as the process. A text that is sent in several sessions is sent with as many
+independent noises, and the guarantee of one session does not cover their average.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from aparte.errors import UserError
+from aparte.privacy.defence import Defence
+from aparte.privacy.defences import Noise, RandomCut, parse_defence
+from aparte.privacy.protection import Protection
+from aparte.privacy.sample import sample_passages
+from aparte.privacy.shape import ConstantShape
+from aparte.step import ROOT, Step
+from aparte.target.base import Target
+from aparte.target.split import DeviceParts, SplitTarget
+from aparte.text.tokenizer import Codec
+
+#: Texts of the sample by whose states noise is calibrated, and tokens of each.
+CALIBRATION_TEXTS = 24
+CALIBRATION_TOKENS = 48
+
+
+class Guard:
+    """One session's defence."""
+
+    def __init__(self, defence: Defence, secret: bytes | None = None) -> None:
+        """``defence`` is calibrated. ``secret`` is for tests; without it there is a fresh one."""
+        self._defence = defence
+        self._secret = secrets.token_bytes(32) if secret is None else secret
+        self._paths: dict[int, tuple[bytes, int]] = {ROOT: (b"", -1)}  # slot -> digest of its path, position
+        # Of the noise of a first token and of all others.
+        self._sigmas = (defence.sigma(0), defence.sigma(1)) if isinstance(defence, Noise) else None
+
+    def __call__(self, step: Step, tokens: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
+        """What is sent instead of ``hidden`` ``[n, D]``, the front's output for the nodes of ``step``."""
+        digests, positions = self._follow(step, tokens)
+        sent = self._defence.expected(hidden, torch.tensor(positions))
+        if self._sigmas is not None:
+            width = hidden.shape[1]
+            rows = [
+                gaussian(digest, width) * self._sigmas[position > 0]
+                for digest, position in zip(digests, positions, strict=True)
+            ]
+            sent = sent + torch.stack(rows).to(hidden.device, hidden.dtype)
+        return sent
+
+    def _follow(self, step: Step, tokens: Sequence[int]) -> tuple[list[bytes], list[int]]:
+        """A digest of the path to each node, by the secret, and the node's position."""
+        for slot, parent, token in zip(step.slots, step.parents, tokens, strict=True):
+            above, position = self._paths[parent]
+            digest = hashlib.blake2b(
+                above + token.to_bytes(8, "little"), key=self._secret, digest_size=32
+            ).digest()
+            self._paths[slot] = digest, position + 1
+        digests, positions = zip(*(self._paths[slot] for slot in step.slots), strict=True)
+        return list(digests), list(positions)
+
+
+def gaussian(key: bytes, width: int) -> torch.Tensor:
+    """``width`` standard normal numbers in float64, which nobody can foretell without ``key``.
+
+    From SHAKE-256, by the inverse of the distribution function. A generator of torch would not do: it is
+    seeded with 32 bits, which can be tried one by one.
+    """
+    words = np.frombuffer(hashlib.shake_256(b"noise" + key).digest(8 * width), dtype="<u8")
+    # 52 bits and a half: never 0, never 1.
+    uniform = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    normal: torch.Tensor = torch.special.ndtri(torch.from_numpy(uniform))
+    return normal
+
+
+def parse_setting(text: str) -> Defence:
+    """The defence that ``--defence`` names. Raises :class:`UserError` for one that cannot be set there."""
+    defence = parse_defence(text)
+    if isinstance(defence, RandomCut):
+        raise UserError(
+            f"{text} can be audited, not set: a cloud serves one cut. Choose it with --cut, or give "
+            "--defence none, int8 down to int2, or noise:EPSILON."
+        )
+    return defence
+
+
+def open_guard(text: str, parts: DeviceParts, codec: Codec) -> Guard:
+    """The guard for the defence ``text`` on a device with these ``parts``.
+
+    Noise is calibrated on states of a sample that ships, never on what the user writes.
+    """
+    defence = parse_setting(text)
+    if isinstance(defence, Noise):
+        passages = sample_passages()
+        rows = [
+            _front(parts, codec.encode(passage.text)[:CALIBRATION_TOKENS])
+            for passage in passages[:: len(passages) // CALIBRATION_TEXTS]
+        ]
+        defence.calibrate(torch.cat([row[1:] for row in rows]), torch.cat([row[:1] for row in rows]))
+    return Guard(defence)
+
+
+def protect(target: Target, protection: Protection, codec: Codec) -> None:
+    """Have ``target`` send as ``protection`` says. It has to be open. Of other targets nothing is asked."""
+    if not isinstance(target, SplitTarget):
+        return
+    guard = shape = None
+    if protection.defence != Protection.defence:
+        guard = open_guard(protection.defence, target.parts, codec)
+    if protection.shape is not None:
+        shape = ConstantShape(protection.shape, target.max_context)
+    target.protect(guard, shape)
+
+
+def _front(parts: DeviceParts, tokens: Sequence[int]) -> torch.Tensor:
+    """The front's output ``[n, D]`` for a text of its own."""
+    step = Step(1, 0, ROOT, 0, tuple(range(-1, len(tokens) - 1)))
+    return parts.front.forward(parts.front.new_cache(), step, parts.embed(torch.tensor(tokens)))
