@@ -31,6 +31,8 @@ MORE_SOURCES = ("common", "model", "bridge", "lookahead", "shallow")
 TARGETS = ("split", "draft", "local")
 #: Most tokens in a drafted block.
 LONGEST_DRAFT = 64
+#: Most candidates that a draft may name for a token.
+MAX_TOP = 256
 #: How the verifier of draft mode takes drafts where tokens are sampled.
 ACCEPTANCES = ("coupled", "rejection")
 #: What drafts in draft mode besides models and ``shallow:K``.
@@ -235,6 +237,9 @@ class Drafting:
     length: int | None = None
     accept: str = "coupled"
     return_states: bool = True
+    #: Candidates that a draft names for each token. Where tokens are drawn for rejection sampling, their
+    #: distribution goes along with the draft, eight bytes each.
+    top: int = 8
 
     def __post_init__(self) -> None:
         one_of(self.accept, ACCEPTANCES, "acceptance")
@@ -242,6 +247,8 @@ class Drafting:
             raise UserError(
                 f"The draft length is {self.length}; it must be auto, or between 1 and {LONGEST_DRAFT}."
             )
+        if not 1 <= self.top <= MAX_TOP:
+            raise UserError(f"The draft's top is {self.top}; it must be between 1 and {MAX_TOP} candidates.")
         parts = () if self.draft is None else tuple(self.draft.split("+"))
         if len(set(parts)) != len(parts) or not all(parts):
             raise UserError(f"--draft {self.draft} names a drafter twice, or none between two +.")

@@ -18,7 +18,7 @@ from aparte.fingerprint import WHOLE, Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
 from aparte.recovery import Recovery
-from aparte.speculate.draft_model import DraftModel, check_vocabulary
+from aparte.speculate.draft_model import TOP, DraftModel, check_vocabulary
 from aparte.speculate.shallow import open_shallow
 from aparte.target.draft import DraftTarget
 from aparte.target.local import LocalTarget
@@ -171,14 +171,22 @@ def _connected(
 
 
 def open_draft_model(
-    folder: Path, name: str, compute: Compute, writer: Writer, progress: Progress | None = None
+    folder: Path,
+    name: str,
+    compute: Compute,
+    writer: Writer,
+    progress: Progress | None = None,
+    *,
+    top: int = TOP,
 ) -> DraftModel:
     """Load the draft model in ``folder`` for what ``writer`` writes with; ``name`` is for messages.
+
+    It names ``top`` candidates for each token.
 
     Raises :class:`~aparte.errors.MismatchError`, before any weight is read, unless it has the same tokens.
     """
     check_vocabulary(writer.codec, Codec(folder), name)
-    return DraftModel(Blueprint.open(folder, compute), writer.target.vocab_size, progress=progress)
+    return DraftModel(Blueprint.open(folder, compute), writer.target.vocab_size, top=top, progress=progress)
 
 
 def open_bridge(path: Path, writer: Writer) -> BridgeDraft:
@@ -196,7 +204,13 @@ def open_bridge(path: Path, writer: Writer) -> BridgeDraft:
 
 
 def open_edge_bridge(
-    path: Path, cut: Cut, writer: Writer, *, return_states: bool, progress: Progress | None = None
+    path: Path,
+    cut: Cut,
+    writer: Writer,
+    *,
+    return_states: bool,
+    top: int = TOP,
+    progress: Progress | None = None,
 ) -> EdgeBridge:
     """Load the bridge in ``path``, and the front and back of its ``cut``, to draft in draft mode.
 
@@ -205,12 +219,14 @@ def open_edge_bridge(
     target = _draft_target(writer)
     parts = EdgeParts(load_bridge(path, target.blueprint, cut), target.blueprint, cut, progress)
     states = target.keep_states(parts.returned_layer) if return_states else None
-    return EdgeBridge(parts, writer.session, states)
+    return EdgeBridge(parts, writer.session, states, top=top)
 
 
-def open_shallow_model(layers: int, writer: Writer, progress: Progress | None = None) -> DraftModel:
+def open_shallow_model(
+    layers: int, writer: Writer, progress: Progress | None = None, *, top: int = TOP
+) -> DraftModel:
     """Load the first ``layers`` layers of the verifier's model, to draft in draft mode."""
-    return open_shallow(_draft_target(writer).blueprint, layers, progress=progress)
+    return open_shallow(_draft_target(writer).blueprint, layers, top=top, progress=progress)
 
 
 def _draft_target(writer: Writer) -> DraftTarget:

@@ -216,3 +216,26 @@ def test_settings_of_draft_mode() -> None:
     assert Drafting.parse_length("auto") is None
     with pytest.raises(UserError, match="twice"):
         Drafting("bridge+bridge")
+
+
+def test_a_wider_draft_sends_more_of_its_distribution(
+    aparte: Command, llama_folder: Path, small: Path
+) -> None:
+    base = (
+        "generate",
+        llama_folder,
+        "hi",
+        "--target",
+        "draft",
+        "--draft",
+        small,
+        "--draft-length",
+        "3",
+        *EXACT,
+    )
+    drawn = (*base, "--temperature", "0.8", "--accept", "rejection")
+    narrow, wide = (aparte(*drawn, "--draft-top", str(top)).json for top in (2, 16))
+    per_node = [data["bytes_up"] / sum(step["nodes"] for step in data["steps"]) for data in (narrow, wide)]
+    assert per_node[1] > per_node[0] + 50
+    assert aparte(*base, "--draft-top", "0").code == 2
+    assert aparte("generate", llama_folder, "hi", "--draft-top", "9", *EXACT).code == 2

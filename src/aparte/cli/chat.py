@@ -34,6 +34,7 @@ def chat(
     draft_length: options.DraftLength = "auto",
     accept: options.Accept = Drafting.accept,
     return_states: options.ReturnStates = Drafting.return_states,
+    draft_top: options.DraftTop = Drafting.top,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
     in_flight: options.InFlight = Decoding.in_flight,
@@ -83,6 +84,7 @@ def chat(
         draft_length=draft_length,
         accept=accept,
         return_states=return_states,
+        draft_top=draft_top,
         linked=bool(cloud) or rtt is not None or mbps is not None,
         remember=remember,
     )

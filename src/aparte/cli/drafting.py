@@ -34,6 +34,7 @@ def choose_decoding(
     draft_length: str,
     accept: str,
     return_states: bool,
+    draft_top: int = Drafting.top,
     linked: bool,
     remember: bool,
 ) -> tuple[Decoding, Drafting]:
@@ -45,7 +46,7 @@ def choose_decoding(
     one_of(target, TARGETS, "target")
     length = Drafting.parse_length(draft_length)
     if target == "draft":
-        drafting = Drafting(draft, length, accept, return_states)
+        drafting = Drafting(draft, length, accept, return_states, draft_top)
         _check_draft(decode, drafting, max_nodes, remember)
         names = drafting.names or default_names(model, cut)
         decoding = Decoding(
@@ -57,11 +58,12 @@ def choose_decoding(
             in_flight=in_flight,
         )
         return decoding, drafting
-    drafting = Drafting(None, length, accept, return_states)
+    drafting = Drafting(None, length, accept, return_states, draft_top)
     for option, changed in (
         ("--draft-length", drafting.length != Drafting.length),
         ("--accept", drafting.accept != Drafting.accept),
         ("--no-return-states", drafting.return_states != Drafting.return_states),
+        ("--draft-top", drafting.top != Drafting.top),
     ):
         if changed:
             raise UserError(
@@ -139,7 +141,14 @@ def _open_drafter(
         return make_drafter(decoding, models=models)
     voices = [open_voice(name, models) for name in decoding.sources]
     rejection = drafting.accept == "rejection"
-    return Chain(voices, sampling, rejection=rejection, length=drafting.length, eos=writer.codec.eos)
+    return Chain(
+        voices,
+        sampling,
+        rejection=rejection,
+        length=drafting.length,
+        width=drafting.top,
+        eos=writer.codec.eos,
+    )
 
 
 def _load_models(
@@ -156,15 +165,18 @@ def _load_models(
     with progress_bar(quiet) as progress:
         if drafting.model is not None:
             folder = resolve(drafting.model, progress=progress)
-            models["model"] = open_draft_model(folder, drafting.model, setup.compute, writer, progress)
+            models["model"] = open_draft_model(
+                folder, drafting.model, setup.compute, writer, progress, top=drafting.top
+            )
         if drafting.layers is not None:
-            models["shallow"] = open_shallow_model(drafting.layers, writer, progress)
+            models["shallow"] = open_shallow_model(drafting.layers, writer, progress, top=drafting.top)
         if "bridge" in decoding.sources:
             models["bridge"] = open_edge_bridge(
                 the_bridge(setup),
                 setup.cut,
                 writer,
                 return_states=drafting.return_states,
+                top=drafting.top,
                 progress=progress,
             )
     return models

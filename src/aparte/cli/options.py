@@ -88,6 +88,12 @@ ReturnStates = Annotated[
         "--return-states/--no-return-states", help="Draft mode: have hidden states returned for the bridge."
     ),
 ]
+DraftTop = Annotated[
+    int,
+    typer.Option(
+        metavar="K", help="Draft mode: candidates named per token; by rejection sampling they are sent."
+    ),
+]
 Ngram = Annotated[int, typer.Option(help="n-gram size of lookahead, 3 to 7.")]
 MaxNodes = Annotated[
     int | None,
