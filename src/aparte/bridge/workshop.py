@@ -56,6 +56,12 @@ class Workshop:
 
         folder = resolve(name, progress=progress)
         blueprint = Blueprint.open(folder, Compute("float32", device))
+        kind = blueprint.config.model_type
+        if not (blueprint.family.plain or kind == "qwen3"):
+            raise UserError(
+                f"Bridges are not trained for the family {kind!r} yet: its layers are not of the plain kind. "
+                "Use --decode auto, which does without one."
+            )
         cut.check(blueprint.layers)
         place = Precision.resolve(Compute("float32", device)).device
         out = out or bridge_path(name, cut)

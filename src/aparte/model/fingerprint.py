@@ -32,6 +32,18 @@ CONFIG_KEYS = (
     "sliding_window",
     "layer_types",
 )
+#: The same where a family has them. They are left out otherwise, so that they change no other fingerprint.
+FAMILY_KEYS = (
+    "attention_multiplier",
+    "residual_multiplier",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "no_rope_layers",
+    "num_experts_per_tok",
+    "norm_topk_prob",
+    "use_parallel_residual",
+    "use_qk_norm",
+)
 #: What counts besides where the ends are served too. Equal vocabularies make ids mean the same.
 WHOLE_KEYS = ("vocab_size", "tie_word_embeddings")
 
@@ -44,6 +56,8 @@ def take_fingerprint(blueprint: Blueprint, cut: Cut | None, name: str) -> Finger
     """
     keys = CONFIG_KEYS if cut is not None else CONFIG_KEYS + WHOLE_KEYS
     values = {key: getattr(blueprint.config, key, None) for key in keys}
+    own = {key: getattr(blueprint.config, key, None) for key in FAMILY_KEYS}
+    values |= {key: value for key, value in own.items() if value is not None}
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
     sample = blueprint.checkpoint.sample(
         blueprint.all_names() if cut is None else blueprint.middle_names(cut)
