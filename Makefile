@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint types unit docs clean
+.PHONY: setup demo test lint types unit slow docs clean
 
 setup: $(STAMP)
 
@@ -24,9 +24,13 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# A worker per core, each with one thread of its own; tests of one file share its fixtures.
+# A worker per core, each with one thread of its own; one that is done takes work from the other.
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal -m "not slow"
+
+# The tests that take long: the default model on real prompts, whole audits, whole benchmarks.
+slow: $(STAMP)
+	$(BIN)/pytest -m slow
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

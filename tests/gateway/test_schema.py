@@ -12,11 +12,13 @@ from aparte.gateway.app import create_app
 from gateway.conftest import Served
 from gateway.served import NAME
 
+pytestmark = pytest.mark.slow
+
 schemathesis: Any = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
 
 @settings(
-    max_examples=60,
+    max_examples=20,
     deadline=None,
     phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck),

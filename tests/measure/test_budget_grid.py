@@ -27,6 +27,8 @@ from aparte.speculate.neural import Guess
 from cli.command import Command
 from running import FLOAT32
 
+pytestmark = pytest.mark.slow
+
 PROMPT = tuple(range(20, 50))
 FAR, NEAR = WanProfile(rtt_ms=80, mbps=100), WanProfile(rtt_ms=5, mbps=20)
 QUESTIONS = (

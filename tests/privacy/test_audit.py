@@ -15,6 +15,8 @@ from aparte.privacy.settings import ATTACK_NAMES, Scale
 from aparte.privacy.store import FILE
 from cli.command import Command
 
+pytestmark = pytest.mark.slow
+
 TINY = Scale(
     cuts=("2,2", "1,3"),
     defences=("none", "int8", "noise:10000", "random-cut:1-3"),

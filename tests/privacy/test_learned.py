@@ -20,6 +20,8 @@ from aparte.privacy.specimen import Specimen
 from privacy.conftest import MakeCase, random_texts
 from tiny import tiny_model
 
+pytestmark = pytest.mark.slow
+
 WORDS = 40  # different tokens in victims' and attacker's texts
 LEARNERS: list[Any] = [Mlp(20, passes=25), SequenceInverter(20, passes=25), Linear()]
 

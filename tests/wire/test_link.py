@@ -6,6 +6,7 @@ import pytest
 
 from aparte.errors import (
     AparteError,
+    DoorError,
     FrameError,
     LinkError,
     MismatchError,
@@ -24,6 +25,7 @@ KINDS: dict[str, type[AparteError]] = {
     "overflow": WireOverflowError,
     "expired": LinkError,
     "busy": LinkError,
+    "denied": DoorError,
     "internal": LinkError,
     "a code of a later version": LinkError,
 }
