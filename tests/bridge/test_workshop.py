@@ -73,6 +73,7 @@ def test_no_bridge_is_an_error_by_name_only(aparte: Command, llama_folder: Path)
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_the_default_model_drafts_with_what_ships(default_model: Path) -> None:
     setup = Setup(str(DEFAULT_MODEL), Cut(), Compute())
     with pytest.MonkeyPatch.context() as patch:
