@@ -23,10 +23,11 @@ PRIOR_MS_PER_NODE = 1.0
 PRIOR_WEIGHT = 20.0
 #: The same for what is not compute, which is mostly transfer.
 PRIOR_REST_MS_PER_NODE = 0.2
-#: Sizes that the curve tells apart, 0 among them.
-SIZES = 257
+#: Sizes that the curve tells apart, 0 among them; larger steps count as the largest. The automatic budget
+#: stays far below.
+SIZES = 65
 #: Steps that the line counts as, where sizes were seen.
-LINE_WEIGHT = 2.0
+LINE_WEIGHT = 0.5
 #: Nodes of the first step, when nothing is known.
 FIRST_NODES = 8
 #: A tree to cut from has this many times the nodes that were kept of the last one, and some more, so that
