@@ -25,7 +25,7 @@ def spade_section(found: dict[str, Any]) -> str:
         "per answer, *cloud time* is compute on the cloud per token, cloud only being 1, both without reading the "
         "prompt. Tokens per second at a round trip of 0 / 20 / 80 / 150 ms: compute was measured, the link's round "
         f"trips and bytes at {first['mbps']:g} Mbit/s are added by arithmetic. Device and cloud are the same two "
-        f"CPU cores here, where a pass over more tokens costs more; on a GPU it hardly does. The paper: "
+        f"CPU cores here, where a pass over more tokens costs more. No GPU was measured. The paper: "
         f"{paper['models']}; `smollm2-135m` here, drafting with {_names(first['draft'])}. The paper's summaries "
         "are CNN/DailyMail; ours are the 80 of Spec-Bench that come from it, those among the questions drawn.\n",
         _table(first, paper[SPEC], shapes),

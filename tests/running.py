@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from aparte.answer import Writer
 from aparte.cloud.keys import Keyring
 from aparte.cloud.load import load_engine
 from aparte.cloud.server import MiddleServer
 from aparte.cloud.verifier import load_verifier
 from aparte.config import Compute, Cut, ServerLimits
 from aparte.model.parts import Blueprint
+from aparte.text.tokenizer import Codec
 
 #: What most tests compute with; APARTE_TEST_DEVICE=cuda runs them on a GPU.
 FLOAT32 = Compute(dtype="float32", device=os.environ.get("APARTE_TEST_DEVICE", "cpu"))
@@ -53,3 +55,8 @@ def running_server(
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+
+def tokens_of_target(writer: Writer) -> tuple[Codec, int]:
+    """What a draft model has to share with the target of ``writer``."""
+    return writer.codec, writer.target.vocab_size

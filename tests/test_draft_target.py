@@ -19,8 +19,9 @@ from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.verifier import Verifier, load_verifier
 from aparte.config import Cut, Decoding, LinkSettings, Sampling, ServerLimits, Stopping
 from aparte.decode import Committed, Job, decode
-from aparte.device import open_draft_model, open_draft_writer, open_writer
+from aparte.device import open_draft_writer, open_writer
 from aparte.distribution import Distribution
+from aparte.drafts import open_draft_model
 from aparte.errors import FrameError, LinkError, MismatchError, UserError
 from aparte.measure.wan import WanRelay
 from aparte.measure.wan_link import WanProfile
@@ -38,7 +39,7 @@ from aparte.wire.blocks import write_verdict
 from aparte.wire.frames import ResultFrame
 from dialogue import PROMPT
 from drafters import Adversary, Oracle, all_drafters
-from running import FLOAT32, running_server
+from running import FLOAT32, running_server, tokens_of_target
 from tiny import save_tiny
 
 COUNT = 40
@@ -212,7 +213,7 @@ def test_rejection_with_a_model_that_draws_and_one_seed_is_repeatable(llama_fold
 
     def once() -> list[int]:
         writer = open_draft_writer(blueprint, "tiny", rejection=True, wire="float32")
-        model = open_draft_model(llama_folder, "tiny", FLOAT32, writer)
+        model = open_draft_model(llama_folder, "tiny", FLOAT32, *tokens_of_target(writer))
         drafter = Chain([ModelVoice("model", model)], SAMPLED, rejection=True, length=3)
         return tokens_of(writer.target, drafter, sampling=SAMPLED, session=writer.session)
 
@@ -346,7 +347,7 @@ def test_a_draft_model_with_other_tokens_is_refused(writer: Writer, tmp_path: Pa
     vocabulary["!"], vocabulary["#"] = vocabulary["#"], vocabulary["!"]
     file.write_text(json.dumps(content))
     with pytest.raises(MismatchError, match="ids differ"):
-        open_draft_model(folder, "other", FLOAT32, writer)
+        open_draft_model(folder, "other", FLOAT32, *tokens_of_target(writer))
 
 
 @pytest.mark.parametrize("sizes", [(300, 320), (320, 300)])
@@ -357,7 +358,7 @@ def test_vocabularies_that_differ_by_padding_only_work(tmp_path: Path, sizes: tu
     for sampling in SAMPLINGS.values():
         expected = tokens_of(LocalTarget(blueprint), sampling=sampling)
         writer = open_draft_writer(blueprint, "target", wire="float32")
-        model = open_draft_model(small, "draft", FLOAT32, writer)
+        model = open_draft_model(small, "draft", FLOAT32, *tokens_of_target(writer))
         drafter = Chain([ModelVoice("model", model)], sampling, length=4)
         assert tokens_of(writer.target, drafter, sampling=sampling, session=writer.session) == expected
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, get_args
 
-from aparte.answer import Answer, Writer
+from aparte.answer import Answer
 from aparte.config import (
     DEFAULT_MODEL,
     TARGETS,
@@ -36,6 +36,7 @@ from aparte.model.registry import resolve
 from aparte.model.turns import TurnTaking
 from aparte.options import Options
 from aparte.pool import Part, Pool, Seat
+from aparte.privacy.guard import protect
 from aparte.privacy.protection import Protection
 from aparte.talk import Chat, Stream, merged
 from aparte.target.split import SplitTarget
@@ -265,7 +266,8 @@ class Aparte:
             self._first = writer.target
             parts = self._first.parts
             parts.front, parts.back = TurnTaking(parts.front), TurnTaking(parts.back)
-        _protect(writer, connection.protection)
+        if connection.protection != Protection():
+            protect(writer.target, connection.protection, writer.codec)
         self._progress = self._notice = None  # told once
         if self._grammars is None:
             self._grammars = Grammars(blueprint.checkpoint.folder, writer.target.vocab_size, self._codec.eos)
@@ -278,11 +280,3 @@ class Aparte:
             return needed_by_device(self.connection.cut)
         layers = self._plan.drafting.layers
         return needed_to_draft(self.connection.cut, self._plan.decoding.sources, layers)
-
-
-def _protect(writer: Writer, protection: Protection) -> None:
-    """Have the writer's target send as ``protection`` says; loads nothing if that is nothing special."""
-    if protection != Protection():
-        from aparte.privacy.guard import protect
-
-        protect(writer.target, protection, writer.codec)

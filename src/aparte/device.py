@@ -6,20 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aparte.answer import Writer
-from aparte.bridge.draft import BridgeDraft, BridgeParts
-from aparte.bridge.edge import EdgeBridge, EdgeParts
-from aparte.bridge.file import load_bridge
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.load import load_engine
-from aparte.config import Compute, Cut, LinkSettings, WireName
+from aparte.config import Cut, LinkSettings, WireName
 from aparte.deadline import Deadline
 from aparte.errors import UserError
 from aparte.fingerprint import WHOLE, Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
 from aparte.recovery import Recovery
-from aparte.speculate.draft_model import TOP, DraftModel, check_vocabulary
-from aparte.speculate.shallow import open_shallow
+from aparte.target.base import Target
 from aparte.target.draft import DraftTarget
 from aparte.target.local import LocalTarget
 from aparte.target.split import DeviceParts, SplitTarget
@@ -170,69 +166,11 @@ def _connected(
     return link
 
 
-def open_draft_model(
-    folder: Path,
-    name: str,
-    compute: Compute,
-    writer: Writer,
-    progress: Progress | None = None,
-    *,
-    top: int = TOP,
-) -> DraftModel:
-    """Load the draft model in ``folder`` for what ``writer`` writes with; ``name`` is for messages.
-
-    It names ``top`` candidates for each token.
-
-    Raises :class:`~aparte.errors.MismatchError`, before any weight is read, unless it has the same tokens.
-    """
-    check_vocabulary(writer.codec, Codec(folder), name)
-    return DraftModel(Blueprint.open(folder, compute), writer.target.vocab_size, top=top, progress=progress)
-
-
-def open_bridge(path: Path, writer: Writer) -> BridgeDraft:
-    """Load the bridge in ``path`` for what ``writer`` writes with.
-
-    Raises :class:`~aparte.errors.MismatchError` if it was trained for another model or cut, and
-    :class:`~aparte.errors.UserError` if the target is not a split one.
-    """
-    target = writer.target
-    if not isinstance(target, SplitTarget):
-        raise UserError("A bridge drafts with the front and back of a split model; this one is in one piece.")
-    blueprint = target.parts.blueprint
-    parts = BridgeParts(load_bridge(path, blueprint, target.parts.cut), blueprint)
-    return BridgeDraft(parts, target, writer.session)
-
-
-def open_edge_bridge(
-    path: Path,
-    cut: Cut,
-    writer: Writer,
-    *,
-    return_states: bool,
-    top: int = TOP,
-    progress: Progress | None = None,
-) -> EdgeBridge:
-    """Load the bridge in ``path``, and the front and back of its ``cut``, to draft in draft mode.
-
-    ``return_states`` has the verifier return the states that the bridge was trained to start from.
-    """
-    target = _draft_target(writer)
-    parts = EdgeParts(load_bridge(path, target.blueprint, cut), target.blueprint, cut, progress)
-    states = target.keep_states(parts.returned_layer) if return_states else None
-    return EdgeBridge(parts, writer.session, states, top=top)
-
-
-def open_shallow_model(
-    layers: int, writer: Writer, progress: Progress | None = None, *, top: int = TOP
-) -> DraftModel:
-    """Load the first ``layers`` layers of the verifier's model, to draft in draft mode."""
-    return open_shallow(_draft_target(writer).blueprint, layers, top=top, progress=progress)
-
-
-def _draft_target(writer: Writer) -> DraftTarget:
-    if not isinstance(writer.target, DraftTarget):
-        raise UserError("This drafts for a verifier, in draft mode only. Use --target draft.")
-    return writer.target
+def blueprint_of(target: Target) -> Blueprint:
+    """The model that ``target`` writes with."""
+    if not isinstance(target, SplitTarget | DraftTarget | LocalTarget):
+        raise UserError(f"This command does not know the model of a target called {target.name}.")
+    return target.blueprint
 
 
 def _warn(link: WebSocketLink, blueprint: Blueprint, notice: Callable[[str], None]) -> None:

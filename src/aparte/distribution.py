@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+#: The choice that was not made, after a node that is not on the accepted path.
+UNDECIDED = -1
 #: How far the sum may be from 1: float32 rounding over many tokens, not more.
 TOLERANCE = 1e-3
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from aparte.bridge.draft import BridgeDraft, BridgeParts
 from aparte.bridge.edge import EdgeBridge, EdgeParts
-from aparte.bridge.file import find_bridge, load_bridge
+from aparte.bridge.file import find_bridge, load_bridge, require_bridge
 from aparte.config import LONGEST_DRAFT, Compute, Cut, Decoding, Drafting, Sampling
 from aparte.errors import AparteError, UserError
 from aparte.model.parts import Blueprint, Progress
+from aparte.model.registry import resolve
 from aparte.model.turns import TurnTaking
 from aparte.session import Session
 from aparte.speculate.chain import Chain
 from aparte.speculate.common import CommonTable, common_table, shipped_table
-from aparte.speculate.draft_model import DraftModel, check_vocabulary
+from aparte.speculate.draft_model import TOP, DraftModel, check_vocabulary
 from aparte.speculate.drafter import Drafter, make_drafter
 from aparte.speculate.length import LengthPlan
 from aparte.speculate.neural import TreeModel
@@ -47,6 +49,16 @@ class DraftPlan:
         return replace(self.decoding, max_nodes=LONGEST_DRAFT)
 
 
+def default_names(model: str, cut: Cut) -> tuple[str, ...]:
+    """What drafts in draft mode by default: all that costs nothing, and the bridge if there is one."""
+    return (
+        *(() if find_bridge(model, cut) is None else ("bridge",)),
+        "context",
+        "recycling",
+        *(() if shipped_table(model) is None else ("common",)),
+    )
+
+
 def plan_drafts(
     model: str,
     cut: Cut,
@@ -61,12 +73,7 @@ def plan_drafts(
     if target != "draft":
         return DraftPlan(Decoding(decode, draft=draft), Drafting())
     drafting = Drafting(draft, draft_length)
-    names = drafting.names or (
-        *(() if find_bridge(model, cut) is None else ("bridge",)),
-        "context",
-        "recycling",
-        *(() if shipped_table(model) is None else ("common",)),
-    )
+    names = drafting.names or default_names(model, cut)
     mode = "sequential" if decode == "sequential" else "+".join(names)
     return DraftPlan(Decoding(mode, max_nodes=draft_length, draft=drafting.model), drafting)
 
@@ -100,12 +107,15 @@ class DraftShelf:
             self._openers["common"] = lambda *_: shipped
         if "model" in named:
             draft_name = drafting.model or decoding.draft or ""
-            model = _load_model(draft_name, blueprint, codec, compute, progress)
+            folder, size = resolve(draft_name, progress=progress), blueprint.vocab_size
+            model = open_draft_model(
+                folder, draft_name, compute, codec, size, top=drafting.top, progress=progress
+            )
             self._openers["model"] = lambda *_: model.another()
         if "shallow" in named:
             if target != "draft" or drafting.layers is None:
                 raise UserError("shallow drafts in draft mode only: --target draft --draft shallow:K.")
-            shallow = open_shallow(blueprint, drafting.layers, progress=progress)
+            shallow = open_shallow(blueprint, drafting.layers, top=drafting.top, progress=progress)
             self._openers["shallow"] = lambda *_: shallow.another()
         if "bridge" in named:
             self._openers["bridge"] = self._bridge(blueprint, name, cut, progress)
@@ -116,30 +126,29 @@ class DraftShelf:
                 if notice:
                     notice(f"Drafting without a bridge. {error}")
 
+    def models(self, target: Target, session: Session) -> dict[str, Model]:
+        """Those of the conversation in ``session``, by source."""
+        return {name: opener(target, session) for name, opener in self._openers.items()}
+
     def open(self, target: Target, session: Session) -> Drafts:
         """What drafts for the conversation in ``session``."""
-        models = {name: opener(target, session) for name, opener in self._openers.items()}
-        return Drafts(self.plan, self._target, models, self._eos)
+        return Drafts(self.plan, self._target, self.models(target, session), self._eos)
 
     def _bridge(self, blueprint: Blueprint, name: str, cut: Cut, progress: Progress | None) -> Opener:
-        path = find_bridge(name, cut)
-        if path is None:
-            raise UserError(
-                f"There is no bridge for {name} at cut {cut}. Train one with `aparte bridge train {name} "
-                f"--cut {cut}`, or draft with something else."
-            )
-        bridge = load_bridge(path, blueprint, cut)
+        bridge = load_bridge(require_bridge(name, cut), blueprint, cut)
         if self._target == "split":
             parts = BridgeParts(bridge, blueprint)
             parts.stage = TurnTaking(parts.stage)
             return lambda target, session: BridgeDraft(parts, _of(SplitTarget, target), session)
         edge = EdgeParts(bridge, blueprint, cut, progress)
         edge.front, edge.stage, edge.back = map(TurnTaking, (edge.front, edge.stage, edge.back))
-        returned = self.plan.drafting.return_states
+        drafting = self.plan.drafting
 
         def open_edge(target: Target, session: Session) -> EdgeBridge:
-            states = _of(DraftTarget, target).keep_states(edge.returned_layer) if returned else None
-            return EdgeBridge(edge, session, states)
+            verifier, states = _of(DraftTarget, target), None
+            if drafting.return_states:
+                states = verifier.keep_states(edge.returned_layer)
+            return EdgeBridge(edge, session, states, top=drafting.top)
 
         return open_edge
 
@@ -150,7 +159,7 @@ class Drafts:
     def __init__(self, plan: DraftPlan, target: str, models: dict[str, Model], eos: frozenset[int]) -> None:
         self._plan = plan
         self._target = target
-        self._models = models
+        self.models = models
         self._eos = eos
         self._tree: Drafter | None = None
         self._lengths = LengthPlan()
@@ -165,26 +174,36 @@ class Drafts:
         chain = self._target == "draft" and decoding.sources
         if chain and (drafting.length is not None or not sampling.greedy):
             return Chain(
-                [open_voice(name, self._models) for name in decoding.sources],
+                [open_voice(name, self.models) for name in decoding.sources],
                 sampling,
                 rejection=drafting.accept == "rejection",
                 length=drafting.length,
+                width=drafting.top,
                 eos=self._eos,
                 plan=self._lengths,
             )
         if self._tree is None:
-            self._tree = make_drafter(decoding, models=self._models)
+            self._tree = make_drafter(decoding, models=self.models)
         return self._tree
 
 
-def _load_model(
-    name: str, blueprint: Blueprint, codec: Codec, compute: Compute, progress: Progress | None
+def open_draft_model(
+    folder: Path,
+    name: str,
+    compute: Compute,
+    codec: Codec,
+    vocab_size: int,
+    *,
+    top: int = TOP,
+    progress: Progress | None = None,
 ) -> DraftModel:
-    from aparte.model.registry import resolve
+    """Load the draft model in ``folder`` for a target with ``codec`` and ``vocab_size``.
 
-    folder = resolve(name, progress=progress)
+    It names ``top`` candidates for each token; ``name`` is for messages. Raises
+    :class:`~aparte.errors.MismatchError`, before any weight is read, unless it has the same tokens.
+    """
     check_vocabulary(codec, Codec(folder), name)
-    return DraftModel(Blueprint.open(folder, compute), blueprint.vocab_size, progress=progress)
+    return DraftModel(Blueprint.open(folder, compute), vocab_size, top=top, progress=progress)
 
 
 def _of(kind: type[T], target: Target) -> T:

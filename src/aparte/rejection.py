@@ -20,12 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from aparte.distribution import Distribution
+from aparte.distribution import UNDECIDED, Distribution
 
 __all__ = ["UNDECIDED", "Distribution", "Noise", "draw", "judge"]
 
-#: The choice after a node that is not on the accepted path.
-UNDECIDED = -1
 #: The parent of nodes that hang directly below the root.
 _BELOW_ROOT = -1
 #: Streams of noise; 0 is that of :func:`aparte.sampling.gumbel_noise`, which coupled acceptance shares.

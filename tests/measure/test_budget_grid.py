@@ -16,8 +16,9 @@ from aparte.answer import Answer, Writer
 from aparte.config import Cut, Decoding, Sampling, Stopping
 from aparte.errors import UserError
 from aparte.measure.budget_grid import BUDGETS, FIXED, LINKS, Options, Run, parse_links, run
-from aparte.measure.budget_plot import check_plot, write_plot
+from aparte.measure.budget_plot import write_plot
 from aparte.measure.budget_report import cells, regret, summarize
+from aparte.measure.plot_file import check_plot
 from aparte.measure.simulated_link import SimulatedLink, link_ms, open_simulated
 from aparte.measure.specbench import TASKS, Question
 from aparte.measure.wan_link import WanProfile

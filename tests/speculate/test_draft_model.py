@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from aparte.answer import Writer
 from aparte.config import Cut, Decoding, Sampling, Stopping
-from aparte.device import open_draft_model, open_writer
+from aparte.device import open_writer
+from aparte.drafts import open_draft_model
 from aparte.errors import MismatchError, UserError
 from aparte.model.parts import Blueprint
 from aparte.speculate.draft_model import CHUNK, DraftModel, check_vocabulary
@@ -25,7 +26,7 @@ from aparte.speculate.merge import Merged
 from aparte.speculate.neural import Guess, Neural
 from aparte.text.tokenizer import Codec
 from cli.command import Command
-from running import FLOAT32
+from running import FLOAT32, tokens_of_target
 from tiny import save_tiny
 
 PROMPT = "the cat sat on the mat and the dog sat on the log and the cat"
@@ -325,7 +326,7 @@ def test_other_tokens_are_shown(llama_folder: Path, tmp_path: Path) -> None:
     changes = {"Ġof": "XX", "ll": "YY", "st": "ZZ", "om": "WW"}
     other = retokenized(save_tiny("llama", tmp_path / "other"), changes)
     with pytest.raises(MismatchError) as caught:
-        open_draft_model(other, "other/model", FLOAT32, writer_for(llama_folder))
+        open_draft_model(other, "other/model", FLOAT32, *tokens_of_target(writer_for(llama_folder)))
     message = str(caught.value)
     ids = {token: text for token, text in Codec(llama_folder).vocabulary.items() if text in changes}
     first, second, third, fourth = sorted(ids)
@@ -359,7 +360,7 @@ def test_a_draft_model_with_more_rows_of_padding_never_drafts_them(
     llama_folder: Path, tmp_path: Path
 ) -> None:
     padded = save_tiny("llama", tmp_path / "padded", vocab_size=320, layers=2, seed=3)
-    model = open_draft_model(padded, "draft", FLOAT32, writer_for(llama_folder))
+    model = open_draft_model(padded, "draft", FLOAT32, *tokens_of_target(writer_for(llama_folder)))
     everything = model_of(padded, top=320).begin([1, 2, 3])
     assert everything is not None
     assert any(token >= 300 for token in everything.tokens[:50])  # it would like to
@@ -371,7 +372,7 @@ def test_a_draft_model_with_more_rows_of_padding_never_drafts_them(
 def test_a_target_with_more_rows_of_padding_does_no_harm(llama_folder: Path, tmp_path: Path) -> None:
     """Were such an id ever in the text, the draft model could not read it, and offers nothing."""
     padded = save_tiny("llama", tmp_path / "padded", vocab_size=320, seed=3)
-    model = open_draft_model(llama_folder, "draft", FLOAT32, writer_for(padded))
+    model = open_draft_model(llama_folder, "draft", FLOAT32, *tokens_of_target(writer_for(padded)))
     assert model.begin([1, 2, 3]) is not None
     assert model.begin([1, 2, 310, 3]) is None
     plain, _ = write(padded, Nothing())

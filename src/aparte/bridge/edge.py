@@ -6,8 +6,8 @@ Here the whole model runs elsewhere and answers with tokens. Where it returns it
 training, and only drafted tokens feed on guesses.
 
 Where it returns none, the bridge sees at every position the mean of what it was trained to see. Its guesses
-are poor then (on the default model the likeliest token is right a third as often as with states), but not as
-poor as those that feed on guesses over a whole text, which lose their way within a few tokens.
+are poor then (``no_states`` of ``aparte bench spade`` has what that costs), but not as poor as those that
+feed on guesses over a whole text, which lose their way within a few tokens.
 
 Three caches, front, bridge and back, hold the same slots: those of a session of its own.
 """

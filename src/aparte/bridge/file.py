@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from aparte.bridge.net import BridgeNet
 from aparte.config import DEFAULT_MODEL, Cut, cache_dir
-from aparte.errors import CheckpointError, MismatchError
+from aparte.errors import CheckpointError, MismatchError, UserError
 from aparte.fingerprint import Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, convert
@@ -93,6 +93,17 @@ def find_bridge(name: str, cut: Cut) -> Path | None:
         return trained
     shipped = SHIPPED / f"{name}.safetensors"
     return shipped if name == DEFAULT_MODEL and cut == Cut() and shipped.exists() else None
+
+
+def require_bridge(name: str, cut: Cut) -> Path:
+    """The same. Raises :class:`UserError` if there is none."""
+    path = find_bridge(name, cut)
+    if path is None:
+        raise UserError(
+            f"There is no bridge for {name} at cut {cut}. Train one with `aparte bridge train {name} "
+            f"--cut {cut}`, or draft with something else."
+        )
+    return path
 
 
 def bridge_path(name: str, cut: Cut) -> Path:

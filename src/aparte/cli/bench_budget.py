@@ -46,7 +46,7 @@ def budget(
     Greedy, cold, first turns, no pipelining. Both sides really compute, in this process; the link's time is
     added by arithmetic. Speeds leave out the first step, which carries the prompt.
     """
-    from aparte.measure import budget_grid, budget_plot, budget_report, specbench
+    from aparte.measure import budget_grid, budget_plot, budget_report, plot_file, specbench
     from aparte.measure.simulated_link import LABEL, open_simulated
     from aparte.model.parts import Blueprint
     from aparte.model.registry import resolve
@@ -54,7 +54,7 @@ def budget(
     profiles = budget_grid.parse_links(links)
     one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
     if plot is not None:
-        budget_plot.check_plot(plot)
+        plot_file.check_plot(plot)
     questions = specbench.balanced(specbench.load_questions(data), limit, seed)
     settings: dict[str, Any] = {
         "model": model,

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aparte.cli import options
-from aparte.cli.drafting import default_names
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
-from aparte.cli.setup import Setup, the_bridge
+from aparte.cli.setup import Setup
 from aparte.config import Compute, Cut, Drafting, Sampling, one_of
 from aparte.errors import UserError
 
@@ -72,12 +71,15 @@ def spade(
     from aparte.measure import scores as scoring
     from aparte.measure import spade as bench
     from aparte.measure import spade_plot, spade_report, specbench
-    from aparte.measure.budget_plot import check_plot
+    from aparte.measure.plot_file import check_plot
     from aparte.measure.simulated_link import LABEL
 
     lengths = bench.parse_lengths(d)
     where = Cut.parse(cut)
-    draft = draft or "+".join(default_names(model, where))
+    if draft is None:
+        from aparte.drafts import default_names
+
+        draft = "+".join(default_names(model, where))
     drafting = Drafting(draft, accept=accept)
     sampling = Sampling(temperature, seed=seed)
     shape = shape or ("tree" if sampling.greedy else "chain")
@@ -144,6 +146,7 @@ def spade(
 
 
 def _open(setup: Setup, mbps: float, progress: Progress) -> Sides:
+    from aparte.bridge.file import require_bridge
     from aparte.measure.spade_setup import open_sides
     from aparte.measure.wan_link import WanProfile
     from aparte.model.parts import Blueprint
@@ -158,7 +161,7 @@ def _open(setup: Setup, mbps: float, progress: Progress) -> Sides:
         blueprint,
         setup.model,
         drafting,
-        bridge=the_bridge(setup) if "bridge" in drafting.names else None,
+        bridge=require_bridge(setup.model, setup.cut) if "bridge" in drafting.names else None,
         cut=setup.cut,
         draft_model=other,
         profile=WanProfile(rtt_ms=80, mbps=mbps),

@@ -6,18 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from aparte.cli.output import progress_bar
 from aparte.cli.remember import remembered
-from aparte.cli.setup import Setup, load_models, the_bridge
+from aparte.cli.setup import Setup, load_models, open_drafts
 from aparte.config import LONGEST_DRAFT, TARGETS, Cut, Decoding, Drafting, one_of
 from aparte.errors import UserError
 
 if TYPE_CHECKING:
     from aparte.answer import Writer
     from aparte.config import Sampling
-    from aparte.speculate.common import CommonTable
     from aparte.speculate.drafter import Drafter
-    from aparte.speculate.neural import TreeModel
 
 
 def choose_decoding(
@@ -48,6 +45,8 @@ def choose_decoding(
     if target == "draft":
         drafting = Drafting(draft, length, accept, return_states, draft_top)
         _check_draft(decode, drafting, max_nodes, remember)
+        from aparte.drafts import default_names
+
         names = drafting.names or default_names(model, cut)
         decoding = Decoding(
             "sequential" if decode == "sequential" else "+".join(names),
@@ -97,86 +96,14 @@ def _check_draft(decode: str, drafting: Drafting, max_nodes: int | None, remembe
         raise UserError("--remember keeps the recycling table, and draft mode has none. Leave it out.")
 
 
-def default_names(model: str, cut: Cut) -> tuple[str, ...]:
-    """Everything that costs nothing, and the bridge if there is one for the model."""
-    from aparte.bridge.file import find_bridge
-    from aparte.speculate.common import shipped_table
-
-    return (
-        *(() if find_bridge(model, cut) is None else ("bridge",)),
-        "context",
-        "recycling",
-        *(() if shipped_table(model) is None else ("common",)),
-    )
-
-
 @contextlib.contextmanager
 def drafter_for(
     decoding: Decoding, sampling: Sampling, setup: Setup, writer: Writer, *, remember: bool, quiet: bool
 ) -> Iterator[Drafter]:
     """The drafter, with all that it has to load, for any target."""
     if setup.target == "draft":
-        yield _open_drafter(decoding, sampling, setup, writer, quiet)
+        yield open_drafts(decoding, setup, writer, quiet).drafter(sampling)
         return
     models = load_models(decoding, setup, writer, quiet)
     with remembered(decoding, setup.model, writer.target.vocab_size, remember, models) as drafter:
         yield drafter
-
-
-def _open_drafter(
-    decoding: Decoding, sampling: Sampling, setup: Setup, writer: Writer, quiet: bool
-) -> Drafter:
-    """In draft mode: a tree as large as pays, or a chain.
-
-    It is a chain if its length is given, and where tokens are sampled, because a chain picks its tokens as
-    the verifier will.
-    """
-    from aparte.speculate.chain import Chain
-    from aparte.speculate.drafter import make_drafter
-    from aparte.speculate.voice import open_voice
-
-    drafting = setup.drafting
-    models = _load_models(decoding, setup, writer, quiet)
-    if not decoding.sources or (drafting.length is None and sampling.greedy):
-        return make_drafter(decoding, models=models)
-    voices = [open_voice(name, models) for name in decoding.sources]
-    rejection = drafting.accept == "rejection"
-    return Chain(
-        voices,
-        sampling,
-        rejection=rejection,
-        length=drafting.length,
-        width=drafting.top,
-        eos=writer.codec.eos,
-    )
-
-
-def _load_models(
-    decoding: Decoding, setup: Setup, writer: Writer, quiet: bool
-) -> dict[str, TreeModel | CommonTable]:
-    from aparte.device import open_draft_model, open_edge_bridge, open_shallow_model
-    from aparte.model.registry import resolve
-    from aparte.speculate.common import common_table
-
-    drafting = setup.drafting
-    models: dict[str, TreeModel | CommonTable] = {}
-    if "common" in decoding.sources:
-        models["common"] = common_table(setup.model)
-    with progress_bar(quiet) as progress:
-        if drafting.model is not None:
-            folder = resolve(drafting.model, progress=progress)
-            models["model"] = open_draft_model(
-                folder, drafting.model, setup.compute, writer, progress, top=drafting.top
-            )
-        if drafting.layers is not None:
-            models["shallow"] = open_shallow_model(drafting.layers, writer, progress, top=drafting.top)
-        if "bridge" in decoding.sources:
-            models["bridge"] = open_edge_bridge(
-                the_bridge(setup),
-                setup.cut,
-                writer,
-                return_states=drafting.return_states,
-                top=drafting.top,
-                progress=progress,
-            )
-    return models

@@ -12,15 +12,14 @@ from urllib.parse import urlsplit
 from aparte.cli.output import note, progress_bar
 from aparte.cli.protection import apply, privacy_line
 from aparte.config import Compute, Cut, Decoding, Drafting, LinkSettings
-from aparte.errors import AparteError, UserError
+from aparte.errors import UserError
 from aparte.privacy.protection import Protection
 
 if TYPE_CHECKING:
     from aparte.answer import Writer
+    from aparte.drafts import Drafts, Model
     from aparte.model.needed import Wanted
     from aparte.model.parts import Blueprint, Progress
-    from aparte.speculate.common import CommonTable
-    from aparte.speculate.neural import TreeModel
 
 DRAFT_LINE = (
     "Draft mode: the cloud sees the text. It gets the prompt and the answer as tokens; this device only "
@@ -140,62 +139,32 @@ def _needed(setup: Setup) -> Wanted:
     return needed_to_draft(setup.cut, names, setup.drafting.layers)
 
 
-def load_models(
-    decoding: Decoding, setup: Setup, writer: Writer, quiet: bool = False
-) -> dict[str, TreeModel | CommonTable]:
+def load_models(decoding: Decoding, setup: Setup, writer: Writer, quiet: bool = False) -> dict[str, Model]:
     """What ``decoding`` drafts with and has to load first, by source.
 
     Raises :class:`UserError` if one is asked for by name that there is not; ``auto`` does without.
     """
-    from aparte.speculate.common import common_table, shipped_table
-
-    models: dict[str, TreeModel | CommonTable] = {}
-    if "shallow" in decoding.sources:
-        raise UserError("shallow drafts in draft mode only: --target draft --draft shallow:K.")
-    if "common" in decoding.sources:
-        models["common"] = common_table(setup.model)
-    elif decoding.decode == "auto" and (table := shipped_table(setup.model)) is not None:
-        models["common"] = table
-    if decoding.draft is not None:
-        with progress_bar(quiet) as progress:
-            from aparte.device import open_draft_model
-            from aparte.model.registry import resolve
-
-            folder = resolve(decoding.draft, progress=progress)
-            models["model"] = open_draft_model(folder, decoding.draft, setup.compute, writer, progress)
-    if "bridge" in decoding.sources:
-        models["bridge"] = _load_bridge(setup, writer)
-    elif decoding.decode == "auto" and setup.target == "split":
-        try:
-            models["bridge"] = _load_bridge(setup, writer)
-        except MissingBridgeError:
-            pass
-        except AparteError as error:  # a broken or strange one: worth a word, not the answer
-            note(f"Drafting without a bridge. {error}")
-    return models
+    return open_drafts(decoding, setup, writer, quiet).models
 
 
-class MissingBridgeError(UserError):
-    """No bridge was trained for this model and cut."""
+def open_drafts(decoding: Decoding, setup: Setup, writer: Writer, quiet: bool = False) -> Drafts:
+    """What drafts for the conversation of ``writer``, loaded."""
+    from aparte.device import blueprint_of
+    from aparte.drafts import DraftPlan, DraftShelf
 
-
-def _load_bridge(setup: Setup, writer: Writer) -> TreeModel:
-    from aparte.device import open_bridge
-
-    return open_bridge(the_bridge(setup), writer)
-
-
-def the_bridge(setup: Setup) -> Path:
-    """The bridge's file. Raises :class:`MissingBridgeError` if there is none."""
-    from aparte.bridge.file import find_bridge
-
-    path = find_bridge(setup.model, setup.cut)
-    if path is None:
-        raise MissingBridgeError(
-            f"There is no bridge for {setup.model} at cut {setup.cut}. Train one with `aparte bridge train "
-            f"{setup.model} --cut {setup.cut}`, or draft with something else."
+    with progress_bar(quiet) as progress:
+        shelf = DraftShelf(
+            DraftPlan(decoding, setup.drafting),
+            blueprint_of(writer.target),
+            setup.model,
+            setup.cut,
+            setup.target,
+            writer.codec,
+            setup.compute,
+            progress,
+            notice=note,
         )
-    return path
+    return shelf.open(writer.target, writer.session)
 
 
 def _relayed(stack: contextlib.ExitStack, url: str, profile: object) -> str:

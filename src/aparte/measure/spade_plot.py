@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aparte.measure.budget_plot import check_plot, self_contained
+from aparte.measure.plot_file import GRID, INK, STYLES, save_plot
 from aparte.measure.spade import CLOUD, EDGE
 from aparte.measure.spade_report import RTTS_MS
 
@@ -14,29 +13,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, which people tell apart who see colours differently, and a shape for each.
-_STYLES = (("#0072b2", "o"), ("#e69f00", "s"), ("#009e73", "^"), ("#d55e00", "v"))
-_INK, _GRID = "#1f2933", "#dde3ea"
-
 
 def write_plot(report: dict[str, Any], file: Path) -> None:
     """Draw ``sweep`` of a report; the suffix decides between SVG and PNG."""
-    check_plot(file)
-    import matplotlib
-
     title = (
         f"{Path(report['model']).name} verifies what {report['draft']} drafts, {report['accept']}, "
         f"{report['questions']} questions (link simulated)"
     )
-    with matplotlib.rc_context({"svg.hashsalt": "aparte", "font.size": 10}):
-        figure = _draw(report, title)
-        if file.suffix.lower() == ".png":
-            figure.savefig(file, dpi=150)
-            return
-        buffer = io.StringIO()
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=nothing, facecolor="none")
-    file.write_text(self_contained(buffer.getvalue(), title), encoding="utf-8")
+    save_plot(lambda: _draw(report, title), title, file)
 
 
 def _draw(report: dict[str, Any], title: str) -> Figure:
@@ -47,7 +31,7 @@ def _draw(report: dict[str, Any], title: str) -> Figure:
     left, right = figure.subplots(1, 2)
     _costs(left, report)
     _speeds(right, report)
-    figure.suptitle(title, fontsize=11, color=_INK)
+    figure.suptitle(title, fontsize=11, color=INK)
     return figure
 
 
@@ -60,9 +44,9 @@ def _costs(axes: Axes, report: dict[str, Any]) -> None:
         ("cloud time", [row["cloud_time_ratio"] for row in sweep]),
         ("cloud time, co-located", [row["colocated"]["cloud_time_ratio"] for row in sweep]),
     )
-    for (name, values), (colour, marker) in zip(lines, _STYLES, strict=False):
+    for (name, values), (colour, marker) in zip(lines, STYLES, strict=False):
         axes.plot(places, values, label=name, color=colour, marker=marker, markersize=5.5, linewidth=1.8)
-    axes.axhline(1, color=_INK, linewidth=1, linestyle="--")
+    axes.axhline(1, color=INK, linewidth=1, linestyle="--")
     axes.annotate(
         "cloud only", (len(sweep) - 1, 1), xytext=(0, 4), textcoords="offset points", ha="right", fontsize=9
     )
@@ -75,7 +59,7 @@ def _speeds(axes: Axes, report: dict[str, Any]) -> None:
     """By round trip; dashed what the cloud does alone, dotted what the edge does."""
     sweep = report["sweep"]
     places = range(len(sweep))
-    for rtt, (colour, marker) in zip(RTTS_MS, _STYLES, strict=True):
+    for rtt, (colour, marker) in zip(RTTS_MS, STYLES, strict=False):
         values = [row["tok_s"][str(rtt)] for row in sweep]
         axes.plot(
             places, values, label=f"{rtt} ms", color=colour, marker=marker, markersize=5.5, linewidth=1.8
@@ -85,7 +69,7 @@ def _speeds(axes: Axes, report: dict[str, Any]) -> None:
     if EDGE in report:
         alone["edge only"] = report[EDGE]["tok_s"][str(RTTS_MS[-1])], ":"
     for name, (value, dashes) in alone.items():
-        axes.axhline(value, color=_INK, linewidth=1, linestyle=dashes, label=name)
+        axes.axhline(value, color=INK, linewidth=1, linestyle=dashes, label=name)
     axes.set_ylabel("tokens per second, by round trip")
     _finish(axes, sweep)
     axes.legend(frameon=False, fontsize=9)
@@ -95,6 +79,6 @@ def _finish(axes: Axes, sweep: list[dict[str, Any]]) -> None:
     axes.set_xticks(range(len(sweep)), [str(row["d"]) for row in sweep])
     axes.set_xlabel("d, drafted tokens per block")
     axes.set_ylim(bottom=0)
-    axes.grid(axis="y", color=_GRID)
+    axes.grid(axis="y", color=GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -21,6 +21,7 @@ class LocalTarget:
     bytes_up = bytes_down = 0  # nothing is sent
 
     def __init__(self, blueprint: Blueprint, progress: Progress | None = None) -> None:
+        self.blueprint = blueprint
         self.max_context = blueprint.max_context
         self.vocab_size = blueprint.vocab_size
         self._stage = blueprint.stage(range(blueprint.layers), progress)

@@ -81,6 +81,11 @@ class SplitTarget:
         return self._shape
 
     @property
+    def blueprint(self) -> Blueprint:
+        """The model's."""
+        return self.parts.blueprint
+
+    @property
     def max_context(self) -> int:
         """The smaller one of the model's context and what the cloud allows."""
         return min(self.parts.max_context, self._link.max_context)

@@ -20,17 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from aparte.config import Sampling
-from aparte.distribution import Distribution
+from aparte.config import MAX_TOP, Sampling
+from aparte.distribution import UNDECIDED, Distribution
 from aparte.errors import FrameError, UserError
 from aparte.step import Step
 
 #: Most tokens in a distribution that a drafted token was drawn from.
-MAX_WIDTH = 256
+MAX_WIDTH = MAX_TOP
 #: Most bytes of a node, and of a block beside its nodes.
 NODE_BYTES = 4 + 8 * MAX_WIDTH
-#: The choice that was not made, after a node that is not on the accepted path.
-UNDECIDED = -1
 
 _HEAD = struct.Struct("<BBHHH")
 _SAMPLING = struct.Struct("<dddQI")
