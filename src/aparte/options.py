@@ -17,7 +17,8 @@ class Options:
 
     The names are those of ``aparte generate``. ``top_logprobs`` asks for the log-probability of every token
     and of so many likeliest ones; ``json_schema`` is a JSON schema, as a string, that the answer has to
-    follow. These two, penalties and biases need the model's logits, which draft mode doesn't bring here.
+    follow, and ``grammar`` a grammar in llguidance's variant of Lark. These three, penalties and biases need
+    the model's logits, which draft mode doesn't bring here.
     """
 
     max_new_tokens: int = Stopping.max_new_tokens
@@ -32,6 +33,7 @@ class Options:
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
     json_schema: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         _ = self.sampling, self.stopping, self.penalties  # which check their values
@@ -59,5 +61,6 @@ class Options:
             "logit_bias": bool(self.logit_bias),
             "logprobs": self.top_logprobs is not None,
             "json_schema": self.json_schema is not None,
+            "grammar": self.grammar is not None,
         }
         return next((name for name, is_given in given.items() if is_given), None)

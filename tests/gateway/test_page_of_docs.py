@@ -28,15 +28,19 @@ def test_its_python(
     assert capsys.readouterr().out.strip()
 
 
+WANTED = ('"chat.completion"', "data: [DONE]", '"aparte"')
+CURLS = re.findall(r"^```text\n(curl .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_its_curl(served: Served) -> None:
-    (shown,) = re.findall(r"^```text\n(curl .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize(("shown", "wanted"), list(zip(CURLS, WANTED, strict=True)))
+def test_its_curl(served: Served, shown: str, wanted: str) -> None:
     command = shlex.split(shown.replace("\\\n", " "))
     command = [
         word.replace("http://127.0.0.1:8000", served.url).replace("smollm2-135m", NAME) for word in command
     ]
     reply = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert '"chat.completion"' in reply.stdout
+    assert wanted in reply.stdout
 
 
 def test_it_lists_every_field() -> None:
