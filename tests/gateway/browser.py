@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PICTURES = Path(os.environ.get("APARTE_TEST_PICTURES", ROOT / "build" / "page"))
 DESKTOP = {"width": 1180, "height": 860}
 PHONE = {"width": 390, "height": 780}
-SECONDS = 20_000  # milliseconds that anything may take
+SECONDS = 60_000  # milliseconds that anything may take
 
 
 def executable() -> str:
@@ -63,9 +63,9 @@ class Page:
         if message.type == "error" and "the server responded with a status" not in message.text:
             self.complaints.append(message.text)
 
-    def until(self, expression: str, holds: Callable[[Any], Any] = bool) -> None:
-        """Wait until an expression's value is right. (Playwright's own way is forbidden by the page's policy.)"""
-        end = time.monotonic() + SECONDS / 1e3
+    def until(self, expression: str, holds: Callable[[Any], Any] = bool, patience: int = 1) -> None:
+        """Wait until an expression's value is right. The page's policy forbids Playwright's own way."""
+        end = time.monotonic() + patience * SECONDS / 1e3
         while not holds(value := self.tab.evaluate(expression)):
             assert time.monotonic() < end, f"{expression} is still {value!r}"
             self.tab.wait_for_timeout(20)
@@ -81,9 +81,9 @@ class Page:
         self.tab.fill("#prompt", text)
         self.tab.press("#prompt", "Enter")
 
-    def wait_for_answer(self, number: int = 1) -> Any:
+    def wait_for_answer(self, number: int = 1, patience: int = 1) -> Any:
         """The answer with this number, when it has ended."""
-        self.until(f"document.querySelectorAll('.answer.done').length >= {number}")
+        self.until(f"document.querySelectorAll('.answer.done').length >= {number}", patience=patience)
         return self.tab.locator(".answer").nth(number - 1)
 
     def keep(self, name: str, *, whole: bool = False) -> Path:

@@ -78,7 +78,15 @@ NAMED = {"type": "function", "function": {"name": "city"}}
         (
             {"tools": BOTH, "tool_choice": "required"},
             [UR, PING, f"{UR}\n{PING}"],
-            ["", "Well.", ROME, f"Well. {UR}", f"{UR} Done.", call("ping", '{"x": 1}')],
+            [
+                "",
+                "Well.",
+                ROME,
+                call("city", '{  "city":"Ur"}'),
+                f"Well. {UR}",
+                f"{UR} Done.",
+                call("ping", '{"x": 1}'),
+            ],
         ),
         (
             {"tools": BOTH, "tool_choice": "required", "parallel_tool_calls": False},
@@ -88,7 +96,14 @@ NAMED = {"type": "function", "function": {"name": "city"}}
         ({"tools": BOTH, "tool_choice": NAMED}, [UR], [PING, ROME, f"{UR}\n{UR}", ""]),
         (
             {"tools": STRICT},
-            ["", "Well.", "a < b <tool", UR, f"Well. {UR} And {PING}.", call("ping", '{"any": [1]}')],
+            [
+                "",
+                "Well.",
+                "a < b <tool",
+                UR,
+                f"Well. {UR} And {PING}.",
+                call("ping", '{"any": [1, 2], "b": {}}'),
+            ],
             [ROME, f"Well. {ROME}", "<tool_call>x", call("other", "{}")],
         ),
         (

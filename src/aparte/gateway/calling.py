@@ -70,6 +70,8 @@ def calling(request: ChatRequest, told: Callable[[dict[str, Any]], dict[str, Any
 
 
 _ANY: dict[str, Any] = {"type": "object"}
+#: Spaces as models put them, and no more: a model may not be able to stop writing them.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 #: As OpenAI has it: a function without parameters takes none.
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -90,5 +92,5 @@ def _bodies(names: Sequence[str], schemas: Sequence[dict[str, Any]]) -> list[str
     for number, (name, schema) in enumerate(zip(names, schemas, strict=True)):
         begin = json.dumps(f'\n{{"name": {json.dumps(name)}, "arguments": ')
         end = json.dumps(f"}}\n{CLOSE}")
-        rules.append(f"call_{number}: {begin} %json {json.dumps(schema)} {end}")
+        rules.append(f"call_{number}: {begin} %json {json.dumps(schema | {'x-guidance': _SPACING})} {end}")
     return rules

@@ -33,7 +33,8 @@ export class Question {
   // What the first round trip sent for it, and for what came before it since the last answer.
   show(norms, width, size) {
     this.isShown = true;
-    const words = `${norms.length} new positions of the prompt: ${norms.length} × ${width} numbers, ${bytes(size)}`;
+    const states = norms.length === 1 ? "1 new hidden state" : `${norms.length} new hidden states`;
+    const words = `${states} of the prompt: ${norms.length} × ${width} numbers, ${bytes(size)}`;
     showStrip(this.seen, "What the cloud saw", [{ trip: 0, norms }], [words]);
   }
 }
