@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,16 @@ class Page:
     def ask(self, text: str) -> None:
         self.tab.fill("#prompt", text)
         self.tab.press("#prompt", "Enter")
+
+    def forbid(self, tokens: Iterable[int]) -> dict[int, float]:
+        """Have no answer hold one of ``tokens``, which the page has no setting for; the bias that does it."""
+        bias = dict.fromkeys(tokens, -100.0)
+
+        def biased(route: Any) -> None:
+            route.continue_(post_data=json.dumps(route.request.post_data_json | {"logit_bias": bias}))
+
+        self.tab.route("**/v1/chat/completions", biased)
+        return bias
 
     def wait_for_answer(self, number: int = 1, patience: int = 1) -> Any:
         """The answer with this number, when it has ended."""

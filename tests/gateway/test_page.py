@@ -162,6 +162,7 @@ class TestInterruptions:
         ):
             slowly(server, monkeypatch, 0.04)
             page = open_page(url)
+            page.forbid(model.codec.eos)
             page.set(temperature=0, max_tokens=400)
             page.ask(QUESTION)
             page.tab.wait_for_selector(".answer .trip")
@@ -192,9 +193,10 @@ class TestInterruptions:
             connected(llama_folder, relay.url, decode="sequential") as model,
             serving(model) as url,
         ):
-            expected = model.generate(QUESTION, max_new_tokens=40).text
-            slowly(server, monkeypatch, 0.03)
             page = open_page(url)
+            bias = page.forbid(model.codec.eos)
+            expected = model.generate(QUESTION, max_new_tokens=40, logit_bias=bias).text
+            slowly(server, monkeypatch, 0.1)
             page.set(temperature=0, max_tokens=40)
             page.ask(QUESTION)
             page.until("document.querySelectorAll('.trip').length > 3")

@@ -39,10 +39,10 @@ def test_a_chat_with_the_default_model(default_model: Path) -> None:
         ) as url,
     ):
         FOLDER.mkdir(parents=True, exist_ok=True)
-        for name, viewport, theme in (
-            ("page-light", WIDE, "light"),
-            ("page-dark", WIDE, "dark"),
-            ("page-phone", PHONE, "light"),
+        for name, viewport, theme, top in (
+            ("page-light", WIDE, "light", ".question"),
+            ("page-dark", WIDE, "dark", ".question ~ .question"),
+            ("page-phone", PHONE, "light", ".question"),
         ):
             page = Page(browser, url, viewport=viewport, theme=theme)
             page.set(temperature=0, max_tokens=120)
@@ -50,7 +50,9 @@ def test_a_chat_with_the_default_model(default_model: Path) -> None:
             page.wait_for_answer(patience=4)
             page.ask("Write a Python function that adds two numbers, and say how it works.")
             page.wait_for_answer(2, patience=4)
-            page.tab.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
+            page.tab.evaluate(
+                f"document.activeElement.blur(); document.querySelector('{top}').scrollIntoView()"
+            )
             path = FOLDER / f"{name}.png"
             page.tab.screenshot(path=path, animations="disabled")
             assert page.complaints == []

@@ -22,6 +22,15 @@ function showStrip(seen, heading, groups, words) {
   for (const text of words) seen.append(typeof text === "string" ? make("p", "", text) : text);
 }
 
+// Words of the gateway, which may have code in them.
+function formatted(text, className) {
+  return blocks(text).map((block) => {
+    const element = block.build((into, piece) => into.append(piece.text));
+    element.className = className;
+    return element;
+  });
+}
+
 export class Question {
   constructor(text) {
     this.article = make("article", "question");
@@ -202,7 +211,7 @@ export class Answer {
     if (this.sent.last) words.push(sample(this.sent.last.sample));
     const replaced = this.usage?.aparte.pseudonyms;
     if (replaced) words.push(`${replaced} ${replaced === 1 ? "name or number was" : "names and numbers were"} replaced before that.`);
-    if (verdict) words.push(make("p", "verdict", verdict));
+    if (verdict) words.push(...formatted(verdict, "verdict"));
     showStrip(this.seen, "What the cloud saw", this.groups, words);
   }
 
