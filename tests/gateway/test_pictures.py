@@ -45,7 +45,7 @@ def test_a_chat_with_the_default_model(default_model: Path) -> None:
             ("page-phone", PHONE, "light", ".question"),
         ):
             page = Page(browser, url, viewport=viewport, theme=theme)
-            page.set(temperature=0, max_tokens=120)
+            page.set(temperature=0, max_tokens=100)
             page.ask("Why is the sky blue?")
             page.wait_for_answer(patience=4)
             page.ask("Write a Python function that adds two numbers, and say how it works.")
