@@ -130,7 +130,7 @@ class TestTogether:
                 self.v_proj = nn.Linear(8, 8, bias=False)
 
         block = Block()
-        fuse(block, packed=True)
+        fuse(block, "packed16")
         assert not any(isinstance(module, Part) for module in block.modules())
 
 
@@ -156,14 +156,14 @@ class TestFusedGated:
         block, x = self.Block(act), torch.randn(1, 5, 32)
         plain = copy.deepcopy(block)
         holder = nn.ModuleList([block])
-        fuse(holder, packed=True)
+        fuse(holder, "packed16")
         assert isinstance(holder[0], FusedGated)
         pack_linears(plain)
         assert torch.equal(holder[0](x), plain(x))
 
     def test_one_that_only_looks_alike_stays(self) -> None:
         holder = nn.ModuleList([self.Block(nn.SiLU(), swapped=True)])
-        fuse(holder, packed=True)
+        fuse(holder, "packed16")
         assert isinstance(holder[0], self.Block)
 
 

@@ -142,6 +142,8 @@ def step(
     cut: options.CutOption = str(Cut()),
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
+    kv: options.Kv = Compute.kv,
+    batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     json: options.Json = False,
 ) -> None:
     """What a step costs by its number of nodes: both sides, and the unsplit model of transformers in float32.
@@ -155,7 +157,7 @@ def step(
     from aparte.model.registry import resolve
 
     counts = _counts(nodes)
-    folder, compute, wanted = resolve(model), Compute(dtype, device), Cut.parse(cut)  # type: ignore[arg-type]
+    folder, compute, wanted = resolve(model), Compute(dtype, device, kv, batch_invariant), Cut.parse(cut)  # type: ignore[arg-type]
     fast, simple = (Blueprint.open(folder, compute, fused=fused) for fused in (True, False))
     if context + max(counts) > fast.max_context:
         raise UserError(f"The model's context is {fast.max_context} tokens. Use a smaller --context.")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from aparte.config import Compute, Cut
-from aparte.errors import CheckpointError
+from aparte.errors import CheckpointError, UserError
 from aparte.model import attention
 from aparte.model.checkpoint import Checkpoint
 from aparte.model.ends import Embedding as Embedding
@@ -133,7 +133,8 @@ class Blueprint:
             layer = self.empty_layer(index)
             self._fill(layer, f"{self._anatomy.decoder}.layers.{index}.")
             if not self.fused and self.family.known:
-                attention.install(layer, attention.STOCK)  # the same one, for several sessions too
+                # The same one, for several sessions too; or the one that can go node by node.
+                attention.install(layer, attention.NAME if self.precision.invariant else attention.STOCK)
             modules.append(layer)
         if progress:
             progress(label, len(layers), len(layers))
@@ -150,6 +151,11 @@ class Blueprint:
         rotary = rotary.to(self.precision.device)
         if self.fused and self.family.plain:
             modules = [fast_layer(module, rotary) for module in modules]
+        if self.precision.invariant and not all(attention.goes_by_node(module) for module in modules):
+            raise UserError(
+                f"--batch-invariant does not work with model family {self.config.model_type!r}: the library "
+                "computes its attention for all nodes at once. Leave the option out."
+            )
         numbers = range(first_layer, first_layer + len(modules))
         kinds = getattr(self.config, "layer_types", None) if self._anatomy.rotary_by_kind else None
         return Stage(
@@ -162,6 +168,8 @@ class Blueprint:
             max_context=self.max_context,
             dtype=self.precision.dtype,
             device=self.precision.device,
+            kv=self.precision.kv,
+            invariant=self.precision.invariant,
         )
 
     def ends(self) -> tuple[Embedding, Head]:
