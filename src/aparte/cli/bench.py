@@ -10,6 +10,7 @@ import typer
 from aparte.cli import options
 from aparte.cli.bench_budget import budget
 from aparte.cli.bench_load import load
+from aparte.cli.bench_memory import memory
 from aparte.cli.bench_spade import spade
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
@@ -28,6 +29,7 @@ def _bench() -> None:
 bench_app.command()(budget)
 bench_app.command()(spade)
 bench_app.command()(load)
+bench_app.command()(memory)
 
 
 @bench_app.command()
@@ -169,6 +171,8 @@ def step(
         "model": model,
         "cut": str(wanted),
         "dtype": fast.precision.name,
+        "kv": kv,
+        "batch_invariant": batch_invariant,
         "context": context,
         "threads": torch.get_num_threads(),
     }

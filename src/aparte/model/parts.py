@@ -119,7 +119,7 @@ class Blueprint:
 
     def all_names(self) -> tuple[str, ...]:
         """Tensors of the whole model; tied weights are one."""
-        embed, head = self._end_names()
+        embed, head = self.end_names()
         rest = (name for name in self._state_names if name != f"{self._anatomy.head}.weight")
         names = self._naming.stored(rest)
         return (*names, head) if head != embed else names
@@ -174,19 +174,19 @@ class Blueprint:
 
     def ends(self) -> tuple[Embedding, Head]:
         """Load the embedding, and the final norm with the LM head. Tied weights are read once."""
-        embed_name, head_name = self._end_names()
+        embed_name, head_name = self.end_names()
         weight = self.checkpoint.read([embed_name])[embed_name]
         head_weight = weight if head_name == embed_name else self.checkpoint.read([head_name])[head_name]
         return self._embedding(weight), self._head(head_weight, self._head_bias())
 
     def embedding(self) -> Embedding:
         """Load the embedding alone."""
-        name, _ = self._end_names()
+        name, _ = self.end_names()
         return self._embedding(self.checkpoint.read([name])[name])
 
     def draft_head(self, tokens: torch.Tensor) -> Head:
         """The final norm with the rows of the LM head that belong to ``tokens`` ``[V']``."""
-        _, name = self._end_names()
+        _, name = self.end_names()
         bias = self._head_bias()
         rows = self.checkpoint.read([name])[name][tokens]
         return self._head(rows, None if bias is None else bias[tokens])
@@ -203,7 +203,7 @@ class Blueprint:
         name = f"{self._anatomy.head}.bias"
         return self._naming.read([name])[name] if name in self._state_names else None
 
-    def _end_names(self) -> tuple[str, str]:
+    def end_names(self) -> tuple[str, str]:
         """Checkpoint names of embedding and LM head; the same one if they are tied."""
         embed, head = self._naming.stored(
             (f"{self._anatomy.embedding}.weight", f"{self._anatomy.head}.weight")

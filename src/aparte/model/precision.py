@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,15 @@ class Precision:
     def default_wire(self) -> str:
         """The 16-bit number format to send this precision's activations in."""
         return "bfloat16" if self.dtype == torch.bfloat16 else "float16"
+
+    def tensor_bytes(self, shape: tuple[int, ...], *, table: bool = False) -> int:
+        """What a tensor of that shape takes here; the ``table`` of embeddings is not packed."""
+        count = math.prod(shape)
+        if self.linears == "plain" or len(shape) != 2:  # norms and biases, and experts, stay as they are
+            return count * self.dtype.itemsize
+        if self.linears == "int8" and not table:
+            return count + 4 * shape[0]
+        return 2 * count
 
     @classmethod
     def resolve(cls, compute: Compute) -> Precision:
