@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -63,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
-        parts = self.path.partition("?")[0].strip("/").split("/")
+        parts = [unquote(part) for part in self.path.partition("?")[0].strip("/").split("/")]
         if parts[:2] == ["api", "models"]:
             repo, file = "/".join(parts[2:4]), None
         else:

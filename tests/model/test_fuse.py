@@ -99,7 +99,7 @@ class TestTogether:
     @pytest.mark.parametrize("rows", [1, 5, 8])
     def test_is_exact_to_the_bit(self, bias: bool, rows: int) -> None:
         linears = [nn.Linear(96, width, bias=bias) for width in (48, 16, 16)]
-        together = Together(linears)
+        together = Together(linears, "packed16")
         x = torch.randn(1, rows, 96)
         for index, linear in enumerate(linears):
             packed = PackedLinear(linear.weight, linear.bias)
@@ -108,7 +108,7 @@ class TestTogether:
 
     def test_calls_that_interleave(self) -> None:
         """As from two threads in one layer: nobody gets the other's numbers."""
-        together = Together([nn.Linear(32, 8), nn.Linear(32, 8)])
+        together = Together([nn.Linear(32, 8), nn.Linear(32, 8)], "packed16")
         left, right = torch.randn(1, 2, 32), torch.randn(1, 3, 32)
         expected = [[together.part(x, index) for index in range(2)] for x in (left, right)]
         mixed = [

@@ -73,7 +73,8 @@ def get_model(
     with progress_on_stderr() as progress:
         path = resolve(name, wanted=wanted, tokenizer=part != PARTS[2], progress=progress)
         checkpoint = Checkpoint.open(path)
-        where.middle(checkpoint.config_dict["num_hidden_layers"])  # a cut that does not fit is said now
+        if wanted is not None:
+            where.middle(checkpoint.config_dict["num_hidden_layers"])  # a cut that does not fit is said now
     size = folders.size_of(path)
     if as_json:
         result = {"name": name, "path": str(path), "size_bytes": size, "part": part, "cut": str(where)}

@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 #: How linears are kept: as they come, or packed.
 Linears = Literal["plain", "packed16", "int8"]
+
+#: Most numbers that are packed at a time. A larger matrix, such as an LM head, is kept in blocks of rows.
+BLOCK = 16 * 2**20
+
+#: The packed layout pads the inputs of a matrix to a multiple of this, which widths of large models are.
+PACKED_WIDTH = 512
 
 #: The overloads themselves, so that they are not looked up by name at every call.
 _LINEAR_16 = torch.ops.quantized.linear_dynamic_fp16.default
@@ -33,22 +39,27 @@ class PackedLinear(nn.Module):
     stored = "float16"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """``weight`` may be of any number format; at most :data:`BLOCK` numbers are converted at a time."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._pack(
-            # Contiguous float32 is what the packers want.
-            weight.detach().float().contiguous(),
-            None if bias is None else bias.detach().float(),
-        )
+        rows = max(1, BLOCK // self.in_features)
+        # Contiguous float32 is what the packers want.
+        self._packed = [
+            self._pack(
+                weight.detach()[start : start + rows].float().contiguous(),
+                None if bias is None else bias.detach()[start : start + rows].float(),
+            )
+            for start in range(0, self.out_features, rows)
+        ]
 
-    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         """The packer rounds to half precision itself."""
-        self._packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+        return torch.ops.quantized.linear_prepack_fp16(weight, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features] -> [..., out_features]``."""
-        result: torch.Tensor = _LINEAR_16(x, self._packed)
-        return result
+        results: list[torch.Tensor] = [_LINEAR_16(x, packed) for packed in self._packed]
+        return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, weights={self.stored}"
@@ -59,22 +70,28 @@ class Int8Linear(PackedLinear):
 
     stored = "int8"
 
-    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, None)
+        # Outside of the integers, because a row's own scale multiplies the product and not the bias.
+        self._bias = None if bias is None else bias.detach().float()
+        self._levels = activation_levels()
+
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         scales = weight.abs().amax(dim=1).clamp_min_(_TINY).double() / 127
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the library announces that this interface will move one day
             zeros = torch.zeros(len(scales), dtype=torch.int64)
             integers = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-        self._packed = torch.ops.quantized.linear_prepack(integers, None)
-        # Outside of the integers, because a row's own scale multiplies the product and not the bias.
-        self._bias = bias
-        self._levels = activation_levels()
+        return torch.ops.quantized.linear_prepack(integers, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features] -> [..., out_features]``."""
         largest = x.abs().amax(dim=-1, keepdim=True).clamp_min_(_TINY)
-        product: torch.Tensor = _LINEAR_8(x / largest, 1 / self._levels, self._levels + 1, self._packed)
-        product.mul_(largest)
+        scaled, levels = x / largest, self._levels
+        products: list[torch.Tensor] = [
+            _LINEAR_8(scaled, 1 / levels, levels + 1, packed) for packed in self._packed
+        ]
+        product = (products[0] if len(products) == 1 else torch.cat(products, dim=-1)).mul_(largest)
         return product if self._bias is None else product.add_(self._bias)
 
 

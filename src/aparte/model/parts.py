@@ -32,6 +32,7 @@ from aparte.model.families import (
     windows_of,
 )
 from aparte.model.fuse import fast_norm
+from aparte.model.heap import trim
 from aparte.model.layer import fast_layer
 from aparte.model.naming import Naming
 from aparte.model.precision import Precision as Precision
@@ -177,7 +178,10 @@ class Blueprint:
         embed_name, head_name = self.end_names()
         weight = self.checkpoint.read([embed_name])[embed_name]
         head_weight = weight if head_name == embed_name else self.checkpoint.read([head_name])[head_name]
-        return self._embedding(weight), self._head(head_weight, self._head_bias())
+        ends = self._embedding(weight), self._head(head_weight, self._head_bias())
+        del weight, head_weight
+        trim()
+        return ends
 
     def embedding(self) -> Embedding:
         """Load the embedding alone."""
@@ -229,6 +233,8 @@ class Blueprint:
             ) from error
         module.requires_grad_(False)
         convert(module, self.precision, fused=self.fused)
+        if self.precision.linears != "plain":
+            trim()
 
 
 def _config_of(checkpoint: Checkpoint) -> Any:

@@ -12,7 +12,7 @@ from aparte.config import Compute, DtypeName, KvName
 from aparte.errors import UserError
 from aparte.model.fuse import fuse
 from aparte.model.invariant import fix_rows
-from aparte.model.linear import Linears, pack_linears, packed_available
+from aparte.model.linear import PACKED_WIDTH, Linears, pack_linears, packed_available
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,13 @@ class Precision:
 
     def tensor_bytes(self, shape: tuple[int, ...], *, table: bool = False) -> int:
         """What a tensor of that shape takes here; the ``table`` of embeddings is not packed."""
-        count = math.prod(shape)
         if self.linears == "plain" or len(shape) != 2:  # norms and biases, and experts, stay as they are
-            return count * self.dtype.itemsize
-        if self.linears == "int8" and not table:
-            return count + 4 * shape[0]
-        return 2 * count
+            return math.prod(shape) * self.dtype.itemsize
+        rows, width = shape
+        if table:
+            return rows * width * 2
+        padded = rows * -(-width // PACKED_WIDTH) * PACKED_WIDTH
+        return padded + 4 * rows if self.linears == "int8" else padded * 2
 
     @classmethod
     def resolve(cls, compute: Compute) -> Precision:
@@ -67,13 +68,27 @@ class Precision:
 
 def convert(module: nn.Module, precision: Precision, *, fused: bool = False) -> None:
     """Bring a module to the precision it computes in, in place; ``fused`` joins operations too."""
-    module.to(precision.device, precision.dtype)
+    if precision.linears == "plain":
+        module.to(precision.device, precision.dtype)
+    else:
+        _convert_rest(module, precision.dtype)
     if fused:
         fuse(module, precision.linears)
     if precision.linears != "plain":
         pack_linears(module, precision.linears)
     if precision.invariant:
         fix_rows(module)
+
+
+def _convert_rest(module: nn.Module, dtype: torch.dtype) -> None:
+    """Convert all but the linears, which are packed from what they are, so that no layer is here twice."""
+    for child in module.modules():
+        if type(child) is not nn.Linear:
+            for name, weight in child.named_parameters(recurse=False):
+                setattr(child, name, nn.Parameter(weight.to(dtype), requires_grad=False))
+            for name, buffer in child.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    setattr(child, name, buffer.to(dtype))
 
 
 def _pick_device() -> str:
