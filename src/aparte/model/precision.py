@@ -14,6 +14,9 @@ from aparte.model.fuse import fuse
 from aparte.model.invariant import fix_rows
 from aparte.model.linear import PACKED_WIDTH, Linears, pack_linears, packed_available
 
+#: What ``auto`` means on a device; elsewhere it is packed16 or, where that is not to be had, float32.
+_DEFAULTS: dict[str, DtypeName] = {"cuda": "bfloat16", "mps": "float16"}
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -56,9 +59,7 @@ class Precision:
             )
         name: DtypeName = compute.dtype
         if name == "auto":
-            name = {"cuda": "bfloat16", "mps": "float16"}.get(device.type, "packed16")
-            if name == "packed16" and not packed_available():
-                name = "float32"
+            name = _DEFAULTS.get(device.type, "packed16" if packed_available() else "float32")
         if name == "packed16" or name == "int8":
             if device.type != "cpu" or not packed_available():
                 raise UserError(f"dtype {name} needs an x86 CPU with AVX2. Use --dtype float32.")
