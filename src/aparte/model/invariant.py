@@ -54,7 +54,7 @@ class FixedRows(nn.Module):
         """``[..., in_features] -> [..., out_features]``."""
         rows = x.reshape(-1, self.in_features)
         padded = nn.functional.pad(rows, (0, 0, 0, -len(rows) % BLOCK))
-        blocks = [self._linear(block) for block in padded.split(BLOCK)]
+        blocks = [self._linear(block) for block in torch.split(padded, BLOCK)]
         result = torch.cat(blocks)[: len(rows)]
         return result.view(*x.shape[:-1], self.out_features)
 
