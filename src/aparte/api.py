@@ -133,6 +133,8 @@ class Aparte:
         draft_length: int | None = None,
         dtype: str = Compute.dtype,
         device: str = Compute.device,
+        kv: str = Compute.kv,
+        batch_invariant: bool = Compute.batch_invariant,
         wire: str = "auto",
         token: str | None = None,
         ca_file: Path | None = None,
@@ -151,7 +153,7 @@ class Aparte:
             where,
             target,
             (cloud,) if isinstance(cloud, str) else tuple(cloud),
-            Compute(dtype, device),  # type: ignore[arg-type]
+            Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
             wire,  # type: ignore[arg-type]
             token,
             ca_file,

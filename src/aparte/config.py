@@ -17,7 +17,9 @@ from aparte.errors import CutError, UserError
 
 DEFAULT_MODEL = "smollm2-135m"
 
-DtypeName = Literal["auto", "packed16", "float32", "bfloat16", "float16"]
+DtypeName = Literal["auto", "packed16", "int8", "float32", "bfloat16", "float16"]
+#: How keys and values are kept; ``model`` is what the layers compute in.
+KvName = Literal["model", "float16", "float8", "int8"]
 WireName = Literal["auto", "float16", "bfloat16", "float32"]
 
 #: Drafters that stand for themselves, and the sources that ``auto`` merges; sources may be joined by "+".
@@ -100,9 +102,14 @@ class Compute:
 
     dtype: DtypeName = "auto"
     device: str = "auto"
+    #: How keys and values are kept.
+    kv: KvName = "model"
+    #: A node's result does not depend on the nodes computed with it, to the bit.
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         one_of(self.dtype, get_args(DtypeName), "dtype")
+        one_of(self.kv, get_args(KvName), "kv")
         if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             raise UserError(f"Unknown device {self.device!r}. Known: auto, cpu, cuda, cuda:N, mps.")
 

@@ -54,6 +54,8 @@ def chat(
     pseudonyms: options.NameList = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
+    kv: options.Kv = Compute.kv,
+    batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
     pin: options.Pin = None,
@@ -98,7 +100,7 @@ def chat(
     setup = Setup(
         model=model,
         cut=where,
-        compute=Compute(dtype, device),  # type: ignore[arg-type]
+        compute=Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
         clouds=tuple(cloud or ()),
         rtt_ms=rtt,
         mbps=mbps,

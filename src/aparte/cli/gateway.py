@@ -65,6 +65,8 @@ def gateway(
     constant_shape: options.Shape = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
+    kv: options.Kv = Compute.kv,
+    batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
     connect_timeout: options.ConnectTimeout = LinkSettings.connect_timeout_s,
@@ -117,7 +119,7 @@ def gateway(
                 where,
                 target,
                 tuple(cloud or ()),
-                Compute(dtype, device),  # type: ignore[arg-type]
+                Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
                 wire,  # type: ignore[arg-type]
                 options.read_token(token_file),
                 tls_ca,

@@ -57,6 +57,8 @@ def generate(
     pseudonyms: options.NameList = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
+    kv: options.Kv = Compute.kv,
+    batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
     pin: options.Pin = None,
@@ -107,7 +109,7 @@ def generate(
     setup = Setup(
         model=model,
         cut=where,
-        compute=Compute(dtype, device),  # type: ignore[arg-type]
+        compute=Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
         clouds=tuple(cloud or ()),
         rtt_ms=rtt,
         mbps=mbps,

@@ -52,6 +52,8 @@ def serve(
     ] = False,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
+    kv: options.Kv = Compute.kv,
+    batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     idle: Annotated[
         float, typer.Option(metavar="S", help="Seconds after which an idle session is dropped.")
     ] = ServerLimits.idle_s,
@@ -89,7 +91,7 @@ def serve(
     where = None if whole else Cut.parse(cut)
     if whole and cut != str(Cut()):
         raise UserError("--cut has no use with --whole, which serves the model in one piece. Leave one out.")
-    compute = Compute(dtype, device)  # type: ignore[arg-type]
+    compute = Compute(dtype, device, kv, batch_invariant)  # type: ignore[arg-type]
 
     keys = _open_keys(tokens, token)
 
