@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aparte.cloud.allowance import ShareError
 from aparte.cloud.memory import FullError
 from aparte.cloud.sessions import LimitError
 from aparte.errors import (
@@ -33,6 +34,7 @@ class EvictedError(ExpiredError):
 _CODES: tuple[tuple[type[AparteError], str], ...] = (
     (BusyError, "busy"),
     (FullError, "busy"),
+    (ShareError, "busy"),
     (ExpiredError, "expired"),
     (LimitError, "limit"),
     (MismatchError, "mismatch"),
