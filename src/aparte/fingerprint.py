@@ -82,7 +82,7 @@ class Fingerprint:
             )
         if self.manifest and other.manifest and self.manifest != other.manifest:
             raise MismatchError(
-                f"The middle of {self.name} here has another manifest ({self.manifest[:15]}) than the shard of "
-                f"{other.name} on the other side ({other.manifest[:15]}): some of their weights differ. Make "
+                f"The middle of {self.name} here has another manifest ({self.manifest[:15]}) than the shard "
+                f"of {other.name} on the other side ({other.manifest[:15]}): some weights differ. Make "
                 "the shard again with `aparte shard`, from the model that the device has."
             )

@@ -103,24 +103,16 @@ def serve(
     if show_manifest:
         from aparte.cli.shard import show_manifest as show
 
-        return show(Path(model), json=json)
-    if tls is None and state is not None:
-        raise UserError("--state is where --tls auto keeps its files. Give --tls auto, or leave it out.")
-    if tls is not None:
-        one_of(tls, TLS_MODES, "way to come by a certificate")
-        if tls_cert is not None or tls_key is not None:
-            raise UserError("--tls auto makes a certificate, --tls-cert brings one. Leave one of them out.")
+        show(Path(model), json=json)
+        return
     if tokens is not None and token_file is not None:
         raise UserError("--tokens holds all tokens of a server, --token-file the only one. Give one of them.")
     token = options.read_token(token_file) if tokens is None else None
-    if tls is not None:
-        from aparte.cloud.certificate import own_certificate
-
+    if tls is not None or state is not None:
+        if tls_cert is not None or tls_key is not None:
+            raise UserError("--tls auto makes a certificate, --tls-cert brings one. Leave one of them out.")
         folder = state or state_dir()
-        tls_cert, made = own_certificate(folder)
-        tls_key = tls_cert
-        if made:
-            note(f"Made a certificate of our own, {tls_cert}.")
+        tls_cert = tls_key = _own_certificate(tls, folder)
         if token is None and tokens is None:
             tokens = folder / "tokens"
     context = door.tls_context(tls_cert, tls_key)
@@ -171,6 +163,19 @@ def serve(
     pin = None if tls_cert is None else door.pin_of(tls_cert)
     server = MiddleServer(engine, worker=worker, keys=keys, tls=context)
     asyncio.run(_run(server, host, port, pin, shown_token, exit_with_parent, json))
+
+
+def _own_certificate(tls: str | None, folder: Path) -> Path:
+    """The file in ``folder`` with our own key and certificate, made now if there is none."""
+    from aparte.cloud.certificate import own_certificate
+
+    if tls is None:
+        raise UserError("--state is where --tls auto keeps its files. Give --tls auto, or leave it out.")
+    one_of(tls, TLS_MODES, "way to come by a certificate")
+    path, made = own_certificate(folder)
+    if made:
+        note(f"Made a certificate of our own, {path}.")
+    return path
 
 
 def _cut_of(model: str, cut: str) -> Cut:

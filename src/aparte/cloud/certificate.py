@@ -44,8 +44,8 @@ def own_certificate(folder: Path) -> tuple[Path, bool]:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
-            f"The server's certificate cannot be kept in {folder} ({error.strerror or error}). Choose another "
-            "folder with --state."
+            f"The server's certificate cannot be kept in {folder} ({error.strerror or error}). Choose "
+            "another folder with --state."
         ) from None
     return path, True
 

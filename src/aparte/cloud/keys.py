@@ -19,7 +19,7 @@ import re
 import secrets
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ class Key:
     """What is kept of a token."""
 
     digest: bytes
-    limits: TokenLimits = TokenLimits()
+    limits: TokenLimits = field(default_factory=TokenLimits)
 
 
 class Keyring:
@@ -200,8 +200,8 @@ def _read(path: Path) -> dict[str, Key]:
             keys[match[1]] = Key(bytes.fromhex(match[2]), _limits_of(match[3]))
         except (ValueError, OverflowError, UserError):
             raise UserError(
-                f"Line {number} of {path} is not a name of its own, the hash of a token and limits that there "
-                f"are ({', '.join(_LIMITS)}). Remove it, and make tokens with `aparte tokens add`."
+                f"Line {number} of {path} is not a name of its own, the hash of a token and limits that "
+                f"there are ({', '.join(_LIMITS)}). Remove it, and make tokens with `aparte tokens add`."
             ) from None
     return keys
 

@@ -188,8 +188,8 @@ class Checkpoint:
         file = self._files.get(name)
         if file is None and (self.folder / SHARD).exists():
             raise CheckpointError(
-                f"Tensor {name} is not in {self.folder}, which is a cloud shard: it holds a model's middle, for "
-                "`aparte serve`. Give the model itself."
+                f"Tensor {name} is not in {self.folder}, which is a cloud shard: it holds a model's middle, "
+                "for `aparte serve`. Give the model itself."
             )
         if file is None:
             raise CheckpointError(

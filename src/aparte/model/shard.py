@@ -55,7 +55,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """``sha256:`` over cut and tensors: the same for the same middle, whoever wrote it, in whatever files."""
+        """``sha256:`` over cut and tensors: the same for the same middle, in whatever files it is."""
         return _digest(self.cut, {name: vars(tensor) for name, tensor in self.tensors.items()})
 
     def to_json(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error}). {_AGAIN}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
         raise CheckpointError(
-            f"{path} is not the manifest of a shard, or was changed ({type(error).__name__}: {error}). {_AGAIN}"
+            f"{path} is not a shard's manifest, or was changed ({type(error).__name__}: {error}). {_AGAIN}"
         ) from None
 
 
@@ -116,8 +116,8 @@ def check_cut(manifest: Manifest, cut: Cut) -> None:
     """Raise :class:`CutError` unless the shard is one of this cut."""
     if cut != manifest.cut:
         raise CutError(
-            f"This is a shard of {manifest.model} for cut {manifest.cut}, and cut {cut} is wanted. It holds no "
-            f"other layers: use --cut {manifest.cut} on both sides, or make a shard with `aparte shard "
+            f"This is a shard of {manifest.model} for cut {manifest.cut}, and cut {cut} is wanted. It holds "
+            f"no other layers: use --cut {manifest.cut} on both sides, or make a shard with `aparte shard "
             f"MODEL --cut {cut}`."
         )
 
@@ -164,8 +164,8 @@ def check_shard(folder: Path, progress: Progress | None = None) -> Manifest:
             )
         if hash_of(checkpoint, name) != listed.sha256:
             raise CheckpointError(
-                f"The tensor {name} in {folder / found[name]} is not the one that the manifest lists: its hash "
-                f"is another one. {_AGAIN}"
+                f"The tensor {name} in {folder / found[name]} is not the one that the manifest lists: its "
+                f"hash is another one. {_AGAIN}"
             )
         done += entry.num_bytes
         progress("checking the shard", done, total)

@@ -155,11 +155,12 @@ def _config_of_middle(blueprint: Blueprint) -> dict[str, Any]:
 
     Only what the family itself declares goes in: other fields are notes of whoever made the model.
     """
-    kind = type(blueprint.config)
-    declared = {
-        key for each in kind.__mro__[: _generation(kind)] for key in vars(each).get("__annotations__", {})
-    }
-    declared |= {*CONFIG_KEYS, *FAMILY_KEYS}
+    declared = {*CONFIG_KEYS, *FAMILY_KEYS}
+    for kind in _own_classes(type(blueprint.config)):
+        declared |= vars(kind).get("__annotations__", {}).keys()
+    # Some fields are kept under another name than the one that they are declared by.
+    names = type(blueprint.config).attribute_map
+    declared |= {names[key] for key in declared & names.keys()}
     values: dict[str, Any] = json.loads(blueprint.config.to_json_string(use_diff=False))
     return {
         key: value
@@ -168,11 +169,11 @@ def _config_of_middle(blueprint: Blueprint) -> dict[str, Any]:
     }
 
 
-def _generation(kind: type) -> int:
-    """How many classes of a configuration's are the family's own, before those that all families share."""
+def _own_classes(kind: type) -> tuple[type, ...]:
+    """The classes of a configuration that are its family's, without those that all families share."""
     from transformers import PreTrainedConfig
 
-    return kind.__mro__.index(PreTrainedConfig)
+    return kind.__mro__[: kind.__mro__.index(PreTrainedConfig)]
 
 
 def _write_json(path: Path, value: Any) -> None:

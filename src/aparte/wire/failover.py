@@ -30,7 +30,8 @@ class Failover:
         self._links = tuple(links)
         self._nearest = nearest and len(self._links) > 1
         self._at = 0
-        self._chosen = False
+        self._chosen = False  # whether the cloud at ``_at`` is the one that has the session
+        self._silent_ones: set[int] = set()
         self._silent = 0  # clouds that did not answer since the last one that did
 
     @property
@@ -75,14 +76,16 @@ class Failover:
             yield from ((self._at + turn) % count for turn in range(count))
             return
         first = [self._at] if self._chosen else []
+        last = sorted(self._silent_ones.difference(first))
         yield from first
-        yield from self._by_distance([at for at in range(count) if at not in first])
+        yield from self._by_distance([at for at in range(count) if at not in (*first, *last)])
+        yield from last
 
     def _by_distance(self, candidates: list[int]) -> list[int]:
         """The nearest first; behind them, in their order, those that did not answer in time."""
         measured: dict[int, float] = {}
         news = threading.Condition()
-        open_ones = set(candidates)
+        waiting = set(candidates)
 
         def measure(at: int) -> None:
             found = math.inf
@@ -90,16 +93,16 @@ class Failover:
                 found = self._links[at].measure()
             with news:
                 measured[at] = found
-                open_ones.discard(at)
+                waiting.discard(at)
                 news.notify_all()
 
         started = time.monotonic()
         for at in candidates:
             threading.Thread(target=measure, args=(at,), name="measure", daemon=True).start()
         with news:
-            news.wait_for(lambda: not open_ones or any(value < math.inf for value in measured.values()))
+            news.wait_for(lambda: not waiting or any(value < math.inf for value in measured.values()))
             taken_s = time.monotonic() - started
-            news.wait_for(lambda: not open_ones, max(LEAST_PATIENCE_S, PATIENCE * taken_s))
+            news.wait_for(lambda: not waiting, max(LEAST_PATIENCE_S, PATIENCE * taken_s))
             distances = dict(measured)
         return sorted(candidates, key=lambda at: distances.get(at, math.inf))
 
@@ -111,11 +114,14 @@ class Failover:
             answer = self.current.receive()
         except SilenceError as error:
             self._silent += 1
+            self._silent_ones.add(self._at)
+            self._chosen = False
             if self._silent < len(self._links):
                 self._at = (self._at + 1) % len(self._links)
                 error.elsewhere = True
             raise
         self._silent = 0
+        self._silent_ones.clear()
         return answer
 
     def close(self) -> None:
