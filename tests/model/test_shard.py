@@ -20,6 +20,7 @@ from aparte.model import shard as shard_module
 from aparte.model.checkpoint import Checkpoint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.gguf import convert
+from aparte.model.linear import packed_available
 from aparte.model.needed import layer_index
 from aparte.model.parts import Blueprint
 from aparte.model.shard import Manifest, check_shard, digest_of_middle, read_manifest
@@ -145,6 +146,22 @@ def test_the_text_is_that_of_the_model(family: str, tmp_path: Path) -> None:
         device = Device(folder, open_link(folder, url))
         assert device.tokens() == unsplit_tokens(folder)
         device.target.close()
+
+
+def test_numbers_are_packed_as_those_of_the_model(llama_folder: Path, original: Path) -> None:
+    if not packed_available():
+        pytest.skip("packed16 needs an x86 CPU with AVX2")
+    packed = Compute("packed16", "cpu")
+    with (
+        running_server(original, compute=packed) as (_, url),
+        running_server(llama_folder, compute=packed) as (_, whole),
+    ):
+        texts = []
+        for cloud in (url, whole):
+            device = Device(llama_folder, open_link(llama_folder, cloud))
+            texts.append(device.tokens())
+            device.target.close()
+    assert texts[0] == texts[1]
 
 
 def test_a_gguf_file_becomes_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
