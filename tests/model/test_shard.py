@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -172,6 +172,29 @@ def test_a_gguf_file_becomes_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyP
         device = Device(folder, open_link(folder, url))
         assert device.tokens() == unsplit_tokens(folder)
         device.target.close()
+
+
+def test_bytes_are_copied_and_no_tensor_is_made(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the memory it takes is that of a piece, whatever the size of the model."""
+    monkeypatch.setattr("aparte.model.checkpoint._PIECE_BYTES", 1000)
+    blueprint = Blueprint.open(llama_folder, FLOAT32)
+    sizes: list[int] = []
+    raw = Checkpoint.raw
+
+    def watched(self: Checkpoint, name: str) -> Iterator[bytes]:
+        for piece in raw(self, name):
+            sizes.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(Checkpoint, "raw", watched)
+    write_shard(blueprint, Cut(), "tiny", tmp_path / "shard")
+    assert max(sizes) == 1000
+    assert sum(sizes) == sum(
+        tensor.nbytes for tensor in load_file(tmp_path / "shard" / "model.safetensors").values()
+    )
+    assert blueprint.checkpoint.bytes_read == 0
 
 
 def test_it_is_the_same_middle_in_whatever_files(llama_folder: Path, original: Path, tmp_path: Path) -> None:

@@ -7,8 +7,11 @@ is loaded: what is listed has to be there, bit by bit, and nothing else may be. 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +111,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error}). {_AGAIN}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
         raise CheckpointError(
-            f"{path} is not a shard's manifest, or was changed ({type(error).__name__}: {error}). {_AGAIN}"
+            f"{path} is not a shard's manifest, or was changed ({type(error).__name__}: {error}). {_AGAIN} "
+            "If the folder holds a whole model, move that file elsewhere."
         ) from None
 
 
@@ -193,10 +197,9 @@ def digest_of_middle(blueprint: Blueprint, cut: Cut, progress: Progress | None =
     states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = hashlib.sha256(json.dumps([FORMAT, str(cut), sorted(names), states]).encode()).hexdigest()[:32]
     kept = cache_dir() / "manifests" / key
-    try:
-        return kept.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        pass
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if re.fullmatch(r"sha256:[0-9a-f]{64}", known := kept.read_text(encoding="ascii").strip()):
+            return known
     tensors = {}
     for done, name in enumerate(names):
         if progress:
@@ -204,11 +207,11 @@ def digest_of_middle(blueprint: Blueprint, cut: Cut, progress: Progress | None =
         entry = checkpoint.entry(name)
         tensors[name] = vars(ShardTensor(entry.dtype, entry.shape, hash_of(checkpoint, name)))
     digest = _digest(cut, tensors)
-    try:
+    with contextlib.suppress(OSError):  # it is only for next time
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(digest + "\n", encoding="ascii")
-    except OSError:
-        pass  # it is only for next time
+        part = kept.with_name(f".{key}.{secrets.token_hex(4)}.part")
+        part.write_text(f"{digest}\n", encoding="ascii")
+        part.replace(kept)
     return digest
 
 

@@ -96,7 +96,7 @@ class WebSocketLink:
         self._settings = settings or LinkSettings()
         self._deadline = deadline or Deadline()
         self._resume = ""  # the session's name, by which a new connection finds it
-        self._ssl = _client_context(ca_file, pins) if uri.secure else None
+        self._ssl = client_context(ca_file, pins) if uri.secure else None
         self._max_bytes = MAX_NODES * width * 4 + MAX_HEADER_BYTES
         self._socket: ClientConnection | None = None
         self._max_nodes = MAX_NODES
@@ -302,7 +302,8 @@ class WebSocketLink:
         return LinkError(f"{self.where} went away{f' ({reason})' if reason else ''}.")
 
 
-def _client_context(ca_file: Path | None, pins: Sequence[str]) -> ssl.SSLContext:
+def client_context(ca_file: Path | None, pins: Sequence[str]) -> ssl.SSLContext:
+    """How a device does TLS: with whoever has a pinned certificate, else one of an authority."""
     if pins:
         return PinnedContext.of(pins)
     try:
