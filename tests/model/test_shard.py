@@ -27,7 +27,7 @@ from aparte.model.shard import Manifest, check_shard, digest_of_middle, read_man
 from aparte.model.shard_writer import write_shard
 from dialogue import Device, open_link, unsplit_tokens
 from running import FLOAT32, running_server
-from tiny import VARIANTS, save_tiny, save_tiny_gguf
+from tiny import VARIANTS, save_tiny, save_tiny_gguf, tiny_model
 
 #: What the middle has no use for, and what says something of whoever made the model.
 NOT_IN_A_SHARD = (
@@ -135,6 +135,12 @@ def test_every_family_can_be_served_from_a_shard(variant: str, tmp_path: Path) -
     theirs = load(tmp_path / "shard")
     assert (theirs.config, theirs.tensors, theirs.cut) == (ours.config, ours.tensors, ours.cut)
     assert theirs.manifest == digest_of_middle(Blueprint.open(folder, FLOAT32), Cut())
+
+
+def test_a_family_that_nobody_listed_passes_its_check_without_the_ends_too(tmp_path: Path) -> None:
+    tiny_model("stablelm", layer_norm_eps=1e-5).save_pretrained(tmp_path / "model")
+    make(tmp_path / "model", tmp_path / "shard")
+    assert load(tmp_path / "shard").manifest.startswith("sha256:")
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
