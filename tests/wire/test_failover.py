@@ -19,6 +19,7 @@ from aparte.measure.wan_link import WanProfile
 from aparte.recovery import Recovery
 from aparte.wire.failover import Failover
 from aparte.wire.frames import Welcome
+from cli.command import Command
 from dialogue import Device, fingerprint_of, open_link, unsplit_tokens, wait_until
 from impostors import impostor, web_server
 from relay import relay_to
@@ -229,6 +230,20 @@ def test_one_that_was_silent_is_the_last_to_be_asked_again(
         assert written == unsplit_tokens(llama_folder)
         assert link.where.endswith(far)
         device.target.close()
+
+
+def test_the_command_takes_the_nearest_too(
+    aparte: Command, llama_folder: Path, clouds: list[tuple[MiddleServer, str]]
+) -> None:
+    (one, first), (two, second) = clouds
+    with far_away(first) as far:
+        before = one.counters.steps, two.counters.steps
+        asked = ("generate", llama_folder, "the cat", "--max-new-tokens", 4, "--dtype", "float32", "--json")
+        result = aparte(*asked, "--cloud", far, "--cloud", second, "--failover", "latency")
+        assert result.code == 0, result.err
+        assert (one.counters.steps, two.counters.steps > before[1]) == (before[0], True)
+        assert result.json["text"] == aparte(*asked).json["text"]
+    assert aparte(*asked, "--cloud", second, "--failover", "nearest").code == 2
 
 
 def test_the_order_is_one_that_there_is() -> None:
