@@ -174,7 +174,7 @@ class WebSocketLink:
         frame = decode(message)
         if isinstance(frame, ErrorFrame):
             self._drop()
-            raise error_from(frame, self.where)
+            raise self._told(frame)
         return frame, len(message)
 
     def close(self) -> None:
@@ -285,13 +285,20 @@ class WebSocketLink:
         self._resume = frame.resume
         return resumed
 
+    def _told(self, frame: ErrorFrame) -> AparteError:
+        """What the cloud says, with no longer a wait than the settings allow."""
+        error = error_from(frame, self.where)
+        if isinstance(error, LinkError):
+            error.retry_after_s = min(error.retry_after_s, self._settings.longest_wait_s)
+        return error
+
     def _last_word(self, socket: ClientConnection) -> AparteError | None:
         """Why the cloud closed the connection, if it said so in an answer that nobody has read yet."""
         try:
             while True:
                 frame = decode(socket.recv(timeout=0, decode=False))
                 if isinstance(frame, ErrorFrame):
-                    return error_from(frame, self.where)
+                    return self._told(frame)
         except (ConnectionClosed, TimeoutError, FrameError):
             return None
 
