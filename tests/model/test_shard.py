@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from aparte.cloud.load import load_engine
@@ -341,6 +345,34 @@ def test_what_is_not_as_listed_is_not_served(shard: Path, spoil: Callable[[Path]
     spoil(shard)
     with pytest.raises(CheckpointError, match=told):
         load(shard)
+
+
+JUNK = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just([]) | st.just({})
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_whatever_a_manifest_holds_is_read_or_refused(original: Path, data: st.DataObject) -> None:
+    """Any one value of it is replaced by anything."""
+    text = json.loads((original / "manifest.json").read_text())
+    place: Any = text
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not (isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans())):
+            break
+        place = place[key]
+    place[key] = data.draw(JUNK)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "manifest.json").write_text(json.dumps(text))
+        try:
+            manifest = read_manifest(Path(folder))
+        except CheckpointError:
+            return
+        with pytest.raises(UserError):  # nothing that it lists is there
+            check_shard(Path(folder))
+        assert manifest.digest == text["digest"]
 
 
 def test_another_cut_is_refused_with_the_one_that_fits(original: Path) -> None:

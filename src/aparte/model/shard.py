@@ -109,7 +109,15 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.from_json(json.loads(path.read_bytes()))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error}). {_AGAIN}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        UserError,
+    ) as error:
         raise CheckpointError(
             f"{path} is not a shard's manifest, or was changed ({type(error).__name__}: {error}). {_AGAIN} "
             "If the folder holds a whole model, move that file elsewhere."
