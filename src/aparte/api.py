@@ -61,6 +61,7 @@ class Connection:
     ca_file: Path | None = None
     link: LinkSettings = field(default_factory=LinkSettings)
     protection: Protection = field(default_factory=Protection)
+    pins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         one_of(self.target, TARGETS, "target")
@@ -138,7 +139,11 @@ class Aparte:
         wire: str = "auto",
         token: str | None = None,
         ca_file: Path | None = None,
+        pins: Sequence[str] = (),
+        connect_timeout_s: float = LinkSettings.connect_timeout_s,
         step_timeout_s: float = LinkSettings.step_timeout_s,
+        answer_timeout_s: float | None = LinkSettings.answer_timeout_s,
+        failover: str = LinkSettings.failover,
         sessions: int = 4,
         progress: Progress | None = None,
         notice: Callable[[str], None] | None = None,
@@ -157,7 +162,8 @@ class Aparte:
             wire,  # type: ignore[arg-type]
             token,
             ca_file,
-            LinkSettings(step_timeout_s=step_timeout_s),
+            LinkSettings(connect_timeout_s, step_timeout_s, answer_timeout_s, failover=failover),
+            pins=tuple(pins),
         )
         plan = plan_drafts(model, where, target, decode=decode, draft=draft, draft_length=draft_length)
         return cls(connection, plan, sessions=sessions, progress=progress, notice=notice)
@@ -252,6 +258,7 @@ class Aparte:
             "wire": connection.wire,
             "token": connection.token,
             "ca_file": connection.ca_file,
+            "pins": connection.pins,
             "settings": connection.link,
             "progress": self._progress,
             "notice": self._notice,

@@ -69,6 +69,8 @@ def gateway(
     batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
+    pin: options.Pin = None,
+    failover: options.Failover = LinkSettings.failover,
     connect_timeout: options.ConnectTimeout = LinkSettings.connect_timeout_s,
     step_timeout: options.StepTimeout = LinkSettings.step_timeout_s,
     answer_timeout: options.AnswerTimeout = LinkSettings.answer_timeout_s,
@@ -128,8 +130,10 @@ def gateway(
                     step_timeout_s=step_timeout,
                     answer_timeout_s=answer_timeout,
                     retries=retries,
+                    failover=failover,
                 ),
                 protection,
+                tuple(pin or ()),
             )
             ready = Aparte(
                 connection,

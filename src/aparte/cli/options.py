@@ -160,6 +160,12 @@ NameList = Annotated[
         show_default=False,
     ),
 ]
+Failover = Annotated[
+    str,
+    typer.Option(
+        metavar="ORDER", help="Which of several clouds is asked first: order (as given) or latency (nearest)."
+    ),
+]
 ConnectTimeout = Annotated[float, typer.Option(metavar="S", help="Longest wait for a connection.")]
 StepTimeout = Annotated[float, typer.Option(metavar="S", help="Longest wait for one answer of the cloud.")]
 AnswerTimeout = Annotated[
