@@ -103,8 +103,9 @@ export class Answer {
     this.sent.positions += norms.length;
     this.sent.last = trip.sent.at(-1) || this.sent.last;
     if (trip.round_trip === 1 && norms.length) {
+      const share = 1 - trip.drafted / norms.length;
+      const size = Math.round(share * trip.sent.reduce((sum, message) => sum + message.bytes_up, 0));
       const prompt = norms.splice(0, norms.length - trip.drafted);
-      const size = trip.sent.reduce((sum, message) => sum + message.bytes_up, 0);
       if (this.question.isShown) this.groups.push({ trip: 0, norms: prompt });
       else this.question.show(prompt, this.sent.last.width, size);
     }
