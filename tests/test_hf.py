@@ -17,7 +17,7 @@ from running import running_server
 
 NUMBERS = {"dtype": "float32", "device": "cpu", "wire": "float32", "sessions": 1}
 PROMPTS = ["Why is the sky over the sea of another colour?", "One", "the the the the the the"]
-COUNT = 24
+COUNT = 16
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ class Seen(TextStreamer):
 
 class TestGreedy:
     @pytest.mark.parametrize(
-        "settings", [{}, {"do_sample": False}, {"max_new_tokens": COUNT}, {"max_length": 70}]
+        "settings", [{}, {"do_sample": False}, {"max_new_tokens": COUNT}, {"max_length": 60}]
     )
     def test_one_row(self, ours: Any, theirs: Any, tokenizer: Any, settings: dict[str, Any]) -> None:
         inputs = tokenizer(PROMPTS[0], return_tensors="pt")
