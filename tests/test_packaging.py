@@ -145,7 +145,8 @@ class TestBuilt:
         )  # fmt: skip
         assert done.stdout == f"aparte {__version__}\n", done.stderr
         code = (
-            "import aparte, pathlib; from aparte.bridge.file import find_bridge; from aparte.config import Cut\n"
+            "import aparte, pathlib; from aparte.bridge.file import find_bridge\n"
+            "from aparte.config import Cut\n"
             "print(pathlib.Path(aparte.__file__).parents[1]); print(find_bridge('smollm2-135m', Cut()))"
         )
         found = subprocess.run(
