@@ -22,6 +22,7 @@ from aparte.wire import tunnel as tunnels
 from aparte.wire.ssh_address import Account, SshAddress
 from aparte.wire.tunnel import Tunnel, tunnel_to
 from certificates import make_certificate
+from cli.command import start
 from dialogue import wait_until
 from running import running_server
 from ssh_server import SshServer, ssh_server
@@ -138,6 +139,20 @@ class TestText:
             way = sshd.url(local_port(url))
             assert examine(Door(way, "t", cert)).failure is None
             assert examine(Door(way, "t")).failure is not None
+
+    @pytest.mark.slow
+    def test_it_ends_with_the_program(self, sshd: SshServer, cloud: int, llama_folder: Path) -> None:
+        with start(
+            "generate", llama_folder, PROMPT, "--cloud", sshd.url(cloud), "--max-new-tokens", 400, "--rtt", 0
+        ) as refused:
+            _, said = refused.communicate(timeout=120)
+        assert refused.returncode == 2
+        assert "SSH goes its own way" in said
+        with start("generate", llama_folder, PROMPT, "--cloud", sshd.url(cloud), "--json") as child:
+            out, _ = child.communicate(timeout=120)
+        assert child.returncode == 0
+        assert '"reconnects": 0' in out
+        wait_until(lambda: not sshd.connections())
 
 
 class TestRefusals:
