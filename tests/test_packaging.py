@@ -17,7 +17,7 @@ from aparte import __version__
 from cli.command import Command
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = {"audit", "dev", "docs", "gateway", "gpu", "plots", "pseudonyms", "scores"}
+EXTRAS = {"audit", "dev", "docs", "gateway", "gpu", "plots", "pseudonyms", "scores", "server"}
 #: The command by its name, in an interpreter of its own.
 COMMAND = "import sys; sys.argv = ['aparte']; from aparte.cli.app import main; main()"
 #: What is no Python and has to come along.

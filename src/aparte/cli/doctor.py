@@ -51,6 +51,7 @@ def doctor(
     cut: options.CutOption = str(Cut()),
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
+    pin: options.Pin = None,
     wire: options.Wire = "auto",
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
@@ -69,15 +70,17 @@ def doctor(
     compute, wanted = Compute(dtype, device), Cut.parse(cut)  # type: ignore[arg-type]
     if other is not None and ssh is not None:
         raise UserError("--compare and --ssh both name another way to the cloud. Give one of them.")
-    door = Door(cloud, options.read_token(token_file), tls_ca)
+    pins = tuple(pin or ())
+    door = Door(cloud, options.read_token(token_file), tls_ca, pins=pins)
     sampler = _Sampler(model, wanted, compute, wire, door) if model is not None else None
     found = examine(door, sampler.at(door.url) if sampler else None)
     report = found.to_json() | {"compared": None, "comparison": "", "tunnel": None}
     if other is not None:
-        by = examine(Door(other, door.token, None if other.startswith("ws:") else tls_ca))
+        secured = not other.startswith("ws:")
+        by = examine(Door(other, door.token, tls_ca if secured else None, pins=pins if secured else ()))
         report |= {"compared": by.to_json(), "comparison": compare(found, by)}
     elif ssh is not None:
-        way = Door(_tunnel_url(ssh, door), door.token, tls_ca)
+        way = Door(_tunnel_url(ssh, door), door.token, tls_ca, pins=pins)
         by = examine(way, sampler.at(way.url) if sampler else None)
         words = weigh_tunnel(found, by, door)
         report |= {"compared": by.to_json(), "comparison": words, "tunnel": tunnel_costs(found, by)}
@@ -128,7 +131,7 @@ class _Sampler:
 
         door = self._door
         folder = resolve(self._model, wanted=needed_by_device(self._cut), progress=progress)
-        reach = Reach(self._wire, door.token, door.ca_file, door.settings)  # type: ignore[arg-type]
+        reach = Reach(self._wire, door.token, door.ca_file, door.settings, door.pins)  # type: ignore[arg-type]
         return Device(Blueprint.open(folder, self._compute), self._model, self._cut, reach, progress)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from aparte.errors import LinkError
 from aparte.fingerprint import Fingerprint
 from aparte.wire.ssh_address import SshAddress, is_ssh
 from aparte.wire.tunnel import Tunnel, tunnel_to
-from aparte.wire.websocket import WebSocketLink
+from aparte.wire.websocket import WebSocketLink, client_context
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class Door:
     token: str | None = None
     ca_file: Path | None = None
     settings: LinkSettings = field(default_factory=LinkSettings)
+    pins: tuple[str, ...] = ()
 
     @property
     def behind(self) -> SshAddress | None:
@@ -52,7 +52,9 @@ class Door:
 
     @property
     def is_tls(self) -> bool:
-        return urlsplit(self.url).scheme == "wss" or (self.behind is not None and self.ca_file is not None)
+        if self.behind:
+            return bool(self.ca_file or self.pins)
+        return urlsplit(self.url).scheme == "wss"
 
     @property
     def is_encrypted(self) -> bool:
@@ -78,6 +80,7 @@ class Ping(WebSocketLink):
             width=1,
             token=door.token,
             ca_file=door.ca_file,
+            pins=door.pins,
             settings=door.settings,
         )
 
@@ -134,7 +137,7 @@ def _secured(door: Door) -> Iterator[tuple[socket.socket, float]]:
         if not door.is_tls:
             yield plain, 0.0
             return
-        context = ssl.create_default_context(cafile=door.ca_file)
+        context = client_context(door.ca_file, door.pins)
         started = time.perf_counter()
         with context.wrap_socket(plain, server_hostname=door.host) as secured:
             yield secured, (time.perf_counter() - started) * 1e3
