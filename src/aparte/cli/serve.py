@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aparte.address import DEFAULT_PORT
 from aparte.cli import options
 from aparte.cli.output import note, print_json, progress_bar
 from aparte.config import Compute, Cut, ServerLimits, one_of, state_dir
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from aparte.cloud.engine import Engine
     from aparte.cloud.keys import Keyring
     from aparte.cloud.server import MiddleServer
-
-DEFAULT_PORT = 7600
 
 
 #: Ways to come by a certificate besides --tls-cert.
