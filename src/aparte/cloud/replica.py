@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ APP, DEPLOYMENT = "aparte", "middle"
 PROXY_MESSAGE_BYTES = 16 * 1024 * 1024
 #: Connections beyond the sessions, for health checks and for telling a device that all is taken.
 SPARE_CONNECTIONS = 16
+#: How lines begin that our own log wrote.
+_OURS = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 #: How long a replica that has to go lets its sessions be.
 FAREWELL_S = 2.0
 
@@ -50,6 +54,7 @@ class Replica:
     def __init__(self, served: Served, keys: Keyring | None) -> None:
         from aparte.cloud.server import MiddleServer, compute_thread
 
+        _stay_home()
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         worker = compute_thread()
         self._server = MiddleServer(worker.submit(served.load).result(), worker=worker, keys=keys)
@@ -85,6 +90,7 @@ def start(served: Served, keys: Keyring | None, replicas: Replicas, address: Add
     from ray.serve.schema import LoggingConfig
 
     ours = "RAY_ADDRESS" not in os.environ
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray.init(
             address="local" if ours else None,
@@ -95,6 +101,7 @@ def start(served: Served, keys: Keyring | None, replicas: Replicas, address: Add
     except Exception as error:  # of many kinds
         where = "on this machine" if ours else f"at RAY_ADDRESS={os.environ['RAY_ADDRESS']}"
         raise AparteError(f"Ray could not be reached {where}: {_first_line(error)}") from error
+    _relay_logs()
     if _is_serving():
         raise UserError(
             "Ray Serve runs on this cluster already, at an address of its own. Stop it there with "
@@ -154,6 +161,39 @@ def _settle() -> None:
     # Its processes know each other by a token that nobody else on this machine has, and that is kept nowhere.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def _relay_logs() -> None:
+    """Print what replicas log, and nothing else of Ray's many processes; that stays in Ray's own files."""
+    from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+
+    dispatcher.remove_handler("ray_print_logs")
+    dispatcher.add_handler("ray_print_logs", _print_log)
+
+
+def _print_log(data: dict[str, Any]) -> None:
+    if not str(data.get("actor_name")).startswith(f"ServeReplica:{APP}:"):
+        return
+    for line in data["lines"]:
+        if line.startswith("{"):  # one JSON object, as it is
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
+        elif _OURS.match(line):
+            print(f"{line} [replica {data['pid']}]", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _stay_home() -> None:
+    """Keep the port on which replicas talk among themselves to loopback, on a cluster of one machine.
+
+    Ray Serve opens it in every replica, on all interfaces. It asks for the cluster's token, and nobody uses
+    it here; but what nobody has to reach should not be reachable.
+    """
+    from ray.serve._private import replica
+
+    if os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == "0" and hasattr(
+        replica, "add_port_to_grpc_server"
+    ):
+        add = replica.add_port_to_grpc_server
+        replica.add_port_to_grpc_server = lambda server, _address: add(server, "127.0.0.1:0")
 
 
 def _is_serving() -> bool:
