@@ -1,4 +1,4 @@
-"""The server behind an ASGI server: what a device sees is what it sees of a server with sockets of its own."""
+"""The server behind an ASGI server: a device sees what it sees of a server with sockets of its own."""
 
 from __future__ import annotations
 

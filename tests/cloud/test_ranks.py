@@ -24,6 +24,7 @@ from aparte.wire.frames import ErrorFrame, StepFrame
 from cli.command import Command, start
 from dialogue import PROMPT, fingerprint_of, open_link, raw_device, unsplit_tokens, wait_until
 from drafters import RandomTrees
+from processes import descendants
 from running import FLOAT32
 
 COUNT = 32
@@ -78,12 +79,10 @@ def test_one_session_s_mistake_is_its_own(
     assert tokens(llama_folder, served[1], Nothing()) == unsplit_tokens(llama_folder, PROMPT, COUNT)
 
 
-def test_they_end_together_and_say_so(
-    served: tuple[subprocess.Popen[str], str], llama_folder: Path
-) -> None:
+def test_they_end_together_and_say_so(served: tuple[subprocess.Popen[str], str], llama_folder: Path) -> None:
     """Last of all: whoever started the server starts it again, and devices go on."""
     child, url = served
-    others = [int(pid) for pid in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
+    others = [pid for pid in descendants(child.pid) if pid != child.pid]
     assert len(others) == 1
     os.kill(others[0], signal.SIGKILL)
     assert child.wait(30) == 1
@@ -99,7 +98,7 @@ def test_they_end_with_the_server(llama_folder: Path) -> None:
     child = start("serve", llama_folder, "--tensor-parallel", 2, "--port", 0, "--json", "--dtype", "float32")
     assert child.stdout is not None
     assert child.stdout.readline()
-    other = int(Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()[0])
+    (other,) = (pid for pid in descendants(child.pid) if pid != child.pid)
     child.send_signal(signal.SIGTERM)
     _, said = child.communicate(timeout=30)
     assert child.returncode == 0

@@ -19,19 +19,22 @@ import pytest
 
 from aparte.config import Cut, LinkSettings, Sampling
 from aparte.decode import Job, decode
+from aparte.model.parts import Blueprint
 from aparte.recovery import Recovery
 from aparte.session import Session
 from aparte.speculate.drafter import Nothing
 from aparte.step import ROOT
 from aparte.target.split import DeviceParts, SplitTarget
-from aparte.model.parts import Blueprint
 from aparte.wire.frames import ErrorFrame, ResultFrame
 from cli.command import Command, start
 from cloud.test_asgi import get
 from dialogue import PROMPT, fingerprint_of, open_link, raw_device, unsplit_tokens, wait_until
+from processes import descendants, listening
 from running import FLOAT32
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed (pip install 'aparte[ray]')")
+
+pytestmark = pytest.mark.timeout(900)  # on a machine that does other things, Ray takes its time to start
 
 TOKEN = "open-sesame"
 COUNT = 48
@@ -138,44 +141,3 @@ def test_options_that_make_no_sense(aparte: Command, llama_folder: Path) -> None
     result = aparte("serve", llama_folder, "--ray", "--cut", "4,4")
     assert result.code == 2
     assert "leaves nothing for the cloud" in result.err
-
-
-def descendants(root: int) -> list[int]:
-    """A process, its children and theirs."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue  # it has just ended
-    family, grown = {root}, True
-    while grown:
-        more = {pid for pid, parent in parents.items() if parent in family} - family
-        family |= more
-        grown = bool(more)
-    return sorted(family)
-
-
-def listening(pid: int) -> list[str]:
-    """Addresses on which a process listens, IPv4 and IPv6; those mapped into IPv6 as IPv4."""
-    sockets = set()
-    for handle in Path(f"/proc/{pid}/fd").glob("*"):
-        try:
-            sockets.add(os.readlink(handle))
-        except OSError:
-            continue
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:  # LISTEN
-                found.append(_readable(words[1].partition(":")[0]))
-    return found
-
-
-def _readable(address: str) -> str:
-    """An address as the kernel writes it: in words of four bytes, each little-endian."""
-    raw = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
-    if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":
-        raw = raw[12:]
-    return ".".join(map(str, raw)) if len(raw) == 4 else raw.hex(":")

@@ -60,7 +60,9 @@ def test_replicas_are_added_until_it_is_quick_enough() -> None:
 
 def test_a_curve_goes_through_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / "step.json"
-    rows = [{"nodes": nodes, "middle_ms": ms, "device_ms": 3} for nodes, ms in ((8, 30.0), (1, 20.0), (16, 50.0))]
+    rows = [
+        {"nodes": nodes, "middle_ms": ms, "device_ms": 3} for nodes, ms in ((8, 30.0), (1, 20.0), (16, 50.0))
+    ]
     file.write_text(json.dumps({"rows": rows}))
     curve = Curve.read(file)
     assert [curve(nodes) for nodes in (0, 1, 8, 12, 16, 24)] == [20, 20, 30, 40, 50, 70]
@@ -74,7 +76,7 @@ def test_a_curve_goes_through_what_was_measured(tmp_path: Path) -> None:
 )
 def test_files_that_hold_no_measurement(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
-    with pytest.raises(UserError, match="bench step|no curve"):
+    with pytest.raises(UserError, match=r"bench step|no curve"):
         Curve.read(tmp_path / "x")
     with pytest.raises(UserError, match="bench step"):
         Curve.read(tmp_path / "missing")

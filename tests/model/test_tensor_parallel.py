@@ -56,9 +56,7 @@ def outputs(
     place = tmp_path_factory.mktemp("meet")
     plan = {
         "models": [(str(folders[name]), dtype) for name, dtype in SUBJECTS],
-        "steps": [
-            (step.number, step.epoch, step.commit, step.base, step.parents) for step in STEPS
-        ],
+        "steps": [(step.number, step.epoch, step.commit, step.base, step.parents) for step in STEPS],
         "width": WIDTH,
     }
     (place / "plan").write_text(json.dumps(plan))
@@ -127,7 +125,9 @@ def test_what_cannot_be_divided_is_a_sentence_with_its_numbers(
         Split(0, size).check(blueprint)
 
 
-def test_a_family_without_a_plan_is_refused(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_without_a_plan_is_refused(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     blueprint = Blueprint.open(folders["llama"], Compute("float32", "cpu"))
     for plan, sentence in ((None, "do not say how"), ({"layers.*.mlp": "sideways"}, "style 'sideways'")):
         monkeypatch.setattr(type(blueprint.config), "base_model_tp_plan", plan)

@@ -45,7 +45,9 @@ def serve_on_ray(
         least = replica.start(served, keys, how_many, replica.Address(host, port, cert, key))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
-        announce(fingerprint, host, port, None if cert is None else door.pin_of(cert), json=json, replicas=least)
+        announce(
+            fingerprint, host, port, None if cert is None else door.pin_of(cert), json=json, replicas=least
+        )
         if not json:
             note(f"{replicas} replicas on Ray Serve; what they log is shown here.")
         while not stop.wait(1):

@@ -5,8 +5,8 @@ It only translates. Who is let in, what a session may do and how it ends is deci
 
 - Whoever speaks WebSocket has read a message before it comes here, so one that is larger than announced is
   refused after it was read, not before.
-- A proxy may read on and on, whatever is taken from it, so that a device that sends too much is not held up by
-  its own TCP window. It is sent away when more is unread than an honest device has under way.
+- A proxy may read on and on, whatever is taken from it, so that a device that sends too much is not held up
+  by its own TCP window. It is sent away when more is unread than an honest device has under way.
 - A connection that was lost, and one that was closed without a code, look alike: both are parked.
 """
 
@@ -33,7 +33,7 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 
-#: Messages that may lie here unread, beside those in the session's own queue, and how many of the largest kind.
+#: Messages that may lie here unread, beside those in the session's own queue; of the largest, fewer.
 MOST_UNREAD = 4 * QUEUE_STEPS
 MOST_UNREAD_FULL = 4
 #: Codes by which ASGI servers mean that nobody said goodbye.
@@ -104,9 +104,7 @@ class AsgiConnection:
 
     def respond(self, status: http.HTTPStatus, text: str) -> Response:
         body = text.encode()
-        headers = Headers(
-            [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
-        )
+        headers = Headers([("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
         return Response(status.value, status.phrase, headers, body)
 
     async def accept(self) -> None:

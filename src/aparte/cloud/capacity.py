@@ -1,4 +1,4 @@
-"""How many replicas of the server there should be. Imports nothing heavy: Ray Serve's controller asks, too."""
+"""How many replicas of the server there should be. Imports nothing heavy: Ray Serve's controller asks."""
 
 from __future__ import annotations
 

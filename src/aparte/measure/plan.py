@@ -219,7 +219,9 @@ class Plan:
             found += self.draft.assumptions
         if self.question.users > 1:
             full_ms = self.curve(self.curve.full)
-            found.append(Assumption("full_pass_ms", full_ms, f"ms, {self.curve.full} nodes", self.curve.source))
+            found.append(
+                Assumption("full_pass_ms", full_ms, f"ms, {self.curve.full} nodes", self.curve.source)
+            )
             found.append(
                 Assumption("users", self.question.users, "busy at a time", "their steps share passes")
             )

@@ -158,12 +158,12 @@ class _Shift:
         self.busy_ms = self.lasted_ms = 0.0
 
     def run(self) -> None:
-        now, began = 0.0, 0.0
+        now = began = 0.0
         done, warm = 0, WARM * self._users
         total = warm + STEPS * self._users
         while done < total:
             now = max(now, self._coming[0][0])
-            taken = []
+            taken: list[tuple[float, int, float]] = []
             while self._coming and self._coming[0][0] <= now and len(taken) < self._room:
                 taken.append(heapq.heappop(self._coming))
             pass_ms = self._curve(len(taken) * self._crowd.nodes)
