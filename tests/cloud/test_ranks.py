@@ -94,6 +94,7 @@ def test_they_end_together_and_say_so(served: tuple[subprocess.Popen[str], str],
         tokens(llama_folder, url, Nothing())
 
 
+@pytest.mark.slow
 def test_they_end_with_the_server(llama_folder: Path) -> None:
     child = start("serve", llama_folder, "--tensor-parallel", 2, "--port", 0, "--json", "--dtype", "float32")
     assert child.stdout is not None
