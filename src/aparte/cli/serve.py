@@ -84,7 +84,13 @@ def serve(
             metavar="SIZE", help="Memory for all sessions, like 2GB; auto: a share of what is free."
         ),
     ] = "auto",
-<<<<<<< HEAD
+    session_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most memory for one session, like 500MB.", show_default=False),
+    ] = None,
+    show_manifest: Annotated[
+        bool, typer.Option("--show-manifest", help="Check the shard MODEL, print what is in it, and end.")
+    ] = False,
     ray: Annotated[
         bool, typer.Option("--ray", help="Run replicas on Ray Serve (extra: ray), behind one address.")
     ] = False,
@@ -99,15 +105,6 @@ def serve(
     tensor_parallel: Annotated[
         int, typer.Option(metavar="N", min=1, help="Split every layer over N GPUs (or CPU processes).")
     ] = 1,
-=======
-    session_memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Most memory for one session, like 500MB.", show_default=False),
-    ] = None,
-    show_manifest: Annotated[
-        bool, typer.Option("--show-manifest", help="Check the shard MODEL, print what is in it, and end.")
-    ] = False,
->>>>>>> main
     exit_with_parent: Annotated[int | None, typer.Option(hidden=True, metavar="PID")] = None,
     json: options.Json = False,
 ) -> None:
@@ -146,13 +143,9 @@ def serve(
     where = None if whole else _cut_of(model, cut)
     if whole and cut != str(Cut()):
         raise UserError("--cut has no use with --whole, which serves the model in one piece. Leave one out.")
-<<<<<<< HEAD
     if replicas is not None and not ray:
         raise UserError("--replicas is for Ray Serve. Give --ray too, or leave it out.")
-    compute = Compute(dtype, device)  # type: ignore[arg-type]
-=======
     compute = Compute(dtype, device, kv, batch_invariant)  # type: ignore[arg-type]
->>>>>>> main
 
     keys, shown_token = _open_keys(tokens, token)
 
@@ -163,7 +156,15 @@ def serve(
         from aparte.cli.serve_ray import serve_on_ray
 
         address = (host, port, tls_cert, tls_key)
-        serve_on_ray(served, keys, replicas or "auto", address, parent=exit_with_parent, json=json)
+        serve_on_ray(
+            served,
+            keys,
+            replicas or "auto",
+            address,
+            token=shown_token,
+            parent=exit_with_parent,
+            json=json,
+        )
         return
     with progress_bar(quiet=json) as progress:
         from aparte.cloud.server import MiddleServer, compute_thread
@@ -224,27 +225,7 @@ async def _run(
     json: bool,
 ) -> None:
     actual = await server.start(host, port)
-<<<<<<< HEAD
-    announce(server.engine.fingerprint, host, actual, pin, json=json)
-=======
-    shown = f"[{host}]" if ":" in host else host
-    url = f"{'wss' if pin else 'ws'}://{shown}:{actual}"
-    fingerprint = server.engine.fingerprint
-    if json:
-        print_json({"listening": url, "model": fingerprint.to_json(), "cut": fingerprint.cut, "pin": pin})
-    elif fingerprint.cut == WHOLE:
-        note(f"Serving the whole of {fingerprint.name} at {url} (Ctrl-C stops)")
-    else:
-        note(f"Serving the middle of {fingerprint.name}, cut {fingerprint.cut}, at {url} (Ctrl-C stops)")
-    if fingerprint.cut == WHOLE:
-        note("This server sees text: prompts and answers reach it as tokens.")
-    if pin and not json:
-        reached = "HOST" if host in ("", "0.0.0.0", "::") else shown
-        target = "--target draft" if fingerprint.cut == WHOLE else f"--cut {fingerprint.cut}"
-        given = f"APARTE_TOKEN={token} " if token else ""
-        note("On the device, with MODEL as it is called there:")
-        note(f"{given}aparte chat MODEL {target} --cloud wss://{reached}:{actual} --pin {pin}")
->>>>>>> main
+    announce(server.engine.fingerprint, host, actual, pin, token, json=json)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -258,9 +239,16 @@ async def _run(
 
 
 def announce(
-    fingerprint: Fingerprint, host: str, port: int, pin: str | None, *, json: bool, **more: object
+    fingerprint: Fingerprint,
+    host: str,
+    port: int,
+    pin: str | None,
+    token: str | None,
+    *,
+    json: bool,
+    **more: object,
 ) -> None:
-    """Say what is served where; as JSON with ``more``."""
+    """Say what is served where, and with what ``token`` if it was made just now; as JSON with ``more``."""
     shown = f"[{host}]" if ":" in host else host
     url = f"{'wss' if pin else 'ws'}://{shown}:{port}"
     if json:
@@ -275,7 +263,10 @@ def announce(
         note("This server sees text: prompts and answers reach it as tokens.")
     if pin and not json:
         reached = "HOST" if host in ("", "0.0.0.0", "::") else shown
-        note(f"On the device: --cloud wss://{reached}:{port} --pin {pin}")
+        target = "--target draft" if fingerprint.cut == WHOLE else f"--cut {fingerprint.cut}"
+        given = f"APARTE_TOKEN={token} " if token else ""
+        note("On the device, with MODEL as it is called there:")
+        note(f"{given}aparte chat MODEL {target} --cloud wss://{reached}:{port} --pin {pin}")
 
 
 async def _watch_parent(parent: int | None, stop: asyncio.Event) -> None:

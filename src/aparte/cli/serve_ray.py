@@ -26,6 +26,7 @@ def serve_on_ray(
     replicas: str,
     address: tuple[str, int, Path | None, Path | None],
     *,
+    token: str | None,
     parent: int | None,
     json: bool,
 ) -> None:
@@ -40,14 +41,13 @@ def serve_on_ray(
         fingerprint = served.look(progress)
     host, port, cert, key = address
     port = _free_port(host, port)
+    pin = None if cert is None else door.pin_of(cert)
     stop = threading.Event()
     try:
         least = replica.start(served, keys, how_many, replica.Address(host, port, cert, key))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
-        announce(
-            fingerprint, host, port, None if cert is None else door.pin_of(cert), json=json, replicas=least
-        )
+        announce(fingerprint, host, port, pin, token, json=json, replicas=least)
         if not json:
             note(f"{replicas} replicas on Ray Serve; what they log is shown here.")
         while not stop.wait(1):

@@ -54,13 +54,8 @@ def result_of(item: Queued, computed: Computed) -> bytes:
     return encode(ResultFrame(item.frame.step.number, computed.compute_ms, queue_ms, computed.payload))
 
 
-<<<<<<< HEAD
-async def refuse(connection: Connection, code: str, message: str) -> None:
-    """Tell the device why, then close; it may be gone already."""
-=======
-async def refuse(connection: ServerConnection, code: str, message: str, retry_after_s: float = 0.0) -> None:
+async def refuse(connection: Connection, code: str, message: str, retry_after_s: float = 0.0) -> None:
     """Tell the device why, and when to come again, then close; it may be gone already."""
->>>>>>> main
     with contextlib.suppress(ConnectionClosed):
         await connection.send(encode(ErrorFrame(code, message[:1000], retry_after_s)))
         # What the device has sent meanwhile lies in front of its goodbye and has to be read away.

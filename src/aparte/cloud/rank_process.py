@@ -60,7 +60,7 @@ class Follower:
         needed = None if cut is None else needed_by_cloud(cut)
         meet(told["rank"], told["size"], told["meet"], torch.device(told["device"]))
         folder = resolve(told["model"], wanted=needed, tokenizer=False)
-        blueprint = Blueprint.open(folder, Compute(told["dtype"], told["device"]))
+        blueprint = Blueprint.open(folder, Compute(*told["compute"]))
         blueprint.split = Split(told["rank"], told["size"])
         layers = range(blueprint.layers) if cut is None else cut.middle(blueprint.layers)
         self._stage = blueprint.stage(layers)

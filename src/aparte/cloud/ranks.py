@@ -55,6 +55,11 @@ class Ranks:
                 f"--tensor-parallel {self._size} needs {self._size} GPUs; this machine shows "
                 f"{torch.cuda.device_count()}."
             )
+        if served.compute.batch_invariant:
+            raise UserError(
+                "--batch-invariant has no effect with --tensor-parallel: the order in which ranks are summed "
+                "is the network's. Leave one of them out."
+            )
         self.split: Split = _Leader(self, self._size)
         self.split.check(blueprint)
         self._closing = threading.Event()
@@ -62,7 +67,7 @@ class Ranks:
         told = {
             "model": served.model,
             "cut": None if served.cut is None else str(served.cut),
-            "dtype": served.compute.dtype,
+            "compute": [served.compute.dtype, device.type, served.compute.kv],
             "device": device.type,
             "size": self._size,
             "meet": str(Path(self._folder.name) / "meet"),

@@ -97,12 +97,8 @@ class MiddleServer:
         self.counters = Counters()
         self._keys = Keyring.of(token) if token is not None else keys
         #: Whose token a connection came with.
-<<<<<<< HEAD
         self._owners: weakref.WeakKeyDictionary[Connection, Owner] = weakref.WeakKeyDictionary()
-=======
-        self._owners: weakref.WeakKeyDictionary[ServerConnection, Owner] = weakref.WeakKeyDictionary()
         self.allowances = Allowances(self._keys)
->>>>>>> main
         self._watcher: asyncio.Task[None] | None = None
         self._tls = tls
         self._numbers = itertools.count(1)
@@ -330,11 +326,7 @@ class MiddleServer:
             )
         )
 
-<<<<<<< HEAD
-    async def _run_session(self, connection: Connection, session: Session) -> None:
-=======
-    async def _run_session(self, connection: ServerConnection, session: Session, owner: Owner | None) -> None:
->>>>>>> main
+    async def _run_session(self, connection: Connection, session: Session, owner: Owner | None) -> None:
         if session.closed:  # others needed the memory before it could go on
             raise EvictedError
         queue: asyncio.Queue[Queued | Exception] = asyncio.Queue(QUEUE_STEPS)
