@@ -81,7 +81,7 @@ class Follower:
         dist.broadcast(hidden, src=0)
         items = []
         for (cache, pending, tap, number, epoch, commit, base), parents, own in zip(
-            told["items"], told["parents"], hidden.split(rows), strict=True
+            told["items"], told["parents"], torch.split(hidden, rows), strict=True
         ):
             if cache not in self._caches:
                 self._caches[cache] = self._stage.new_cache(pending)

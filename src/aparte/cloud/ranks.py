@@ -64,13 +64,14 @@ class Ranks:
         self.split.check(blueprint)
         self._closing = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="aparte-ranks-")
+        place = str(Path(self._folder.name) / "meet")
         told = {
             "model": served.model,
             "cut": None if served.cut is None else str(served.cut),
             "compute": [served.compute.dtype, device.type, served.compute.kv],
             "device": device.type,
             "size": self._size,
-            "meet": str(Path(self._folder.name) / "meet"),
+            "meet": place,
         }
         if device.type == "cpu":
             torch.set_num_threads(max(1, torch.get_num_threads() // self._size))
@@ -81,7 +82,7 @@ class Ranks:
         for rank, other in enumerate(self._others, start=1):
             self._tell(other, {**told, "rank": rank, "threads": torch.get_num_threads()})
             threading.Thread(target=self._watch, args=(rank, other), daemon=True).start()
-        meet(0, self._size, told["meet"], device)
+        meet(0, self._size, place, device)
 
     def wait(self) -> None:
         """Until the others have loaded. Raises :class:`AparteError` with what one of them says instead."""

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from aparte.cloud.engine import Engine
-from aparte.cloud.load import load_engine
+from aparte.cloud.load import as_shard, load_engine
 from aparte.config import Compute, Cut, ServerLimits
 from aparte.errors import UserError
 from aparte.fingerprint import Fingerprint
@@ -14,6 +14,7 @@ from aparte.model.fingerprint import take_fingerprint
 from aparte.model.needed import needed_by_cloud
 from aparte.model.parts import Blueprint, Progress
 from aparte.model.registry import resolve
+from aparte.model.shard import is_shard, read_manifest
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Served:
             Split(0, self.ranks).check(blueprint)
         if self.cut is not None:
             self.cut.middle(blueprint.layers)
-        return take_fingerprint(blueprint, self.cut, self.model)
+        fingerprint = take_fingerprint(blueprint, self.cut, self.model)
+        folder = blueprint.checkpoint.folder
+        return as_shard(fingerprint, read_manifest(folder)) if is_shard(folder) else fingerprint
 
     def load(self, progress: Progress | None = None) -> Engine:
         """The engine, tried out."""
