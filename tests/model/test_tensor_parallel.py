@@ -65,7 +65,7 @@ def outputs(
         cwd=Path(__file__).parents[1],
     )
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(ranks, "TIMEOUT", timedelta(seconds=60))  # if the other one failed
+    monkeypatch.setattr(ranks, "TIMEOUT", timedelta(seconds=200))  # if the other one failed
     try:
         meet(0, rank.SIZE, str(place / "meet"), torch.device("cpu"))
         yield {
