@@ -27,6 +27,8 @@ class Door:
     token: str | None = None
     ca_file: Path | None = None
     settings: LinkSettings = field(default_factory=LinkSettings)
+    #: Of an emulated path the round trip to whoever takes the connection, which an emulator cannot delay.
+    near_ms: float = 0.0
 
     @property
     def host(self) -> str:
@@ -78,7 +80,7 @@ class Ping(WebSocketLink):
 
 def connect_ms(door: Door) -> float:
     started = time.perf_counter()
-    with socket.create_connection((door.host, door.port), door.settings.connect_timeout_s):
+    with _connected(door):
         return (time.perf_counter() - started) * 1e3
 
 
@@ -89,9 +91,17 @@ def tls_ms(door: Door) -> float:
 
 
 @contextlib.contextmanager
+def _connected(door: Door) -> Iterator[socket.socket]:
+    """A fresh connection, which takes as long on an emulated path as it would on a real one."""
+    with socket.create_connection((door.host, door.port), door.settings.connect_timeout_s) as plain:
+        time.sleep(door.near_ms / 1e3)
+        yield plain
+
+
+@contextlib.contextmanager
 def _secured(door: Door) -> Iterator[tuple[socket.socket, float]]:
     """A fresh connection, with TLS where the address says so, and how long its handshake took."""
-    with socket.create_connection((door.host, door.port), door.settings.connect_timeout_s) as plain:
+    with _connected(door) as plain:
         if not door.is_tls:
             yield plain, 0.0
             return
