@@ -10,6 +10,7 @@ explanation, a factual question, a passage to summarise and repeat.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 
 from aparte.answer import Answer, Writer
@@ -83,7 +84,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = measure()
     if options.json:
-        print(json.dumps({"rows": rows}))
+        digest = hashlib.sha256(json.dumps(PROMPTS).encode()).hexdigest()[:16]
+        print(json.dumps({"rows": rows, "prompts": digest, "seed": "greedy, none drawn"}))
         return
     for row in rows:
         print(json.dumps(row))

@@ -169,6 +169,9 @@ def step(
         "dtype": fast.precision.name,
         "context": context,
         "threads": torch.get_num_threads(),
+        "prompts": "random states, no text",
+        "link": "none",
+        "seed": 0,
     }
     if json:
         print_json(result)

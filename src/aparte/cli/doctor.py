@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +11,7 @@ import typer
 from aparte.cli import options
 from aparte.cli.output import note, print_json, progress_bar, show_table, write
 from aparte.config import Compute, Cut
+from aparte.errors import UserError
 
 if TYPE_CHECKING:
     from aparte.measure.doctor import Sample
@@ -17,11 +20,22 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    cloud: Annotated[str, typer.Option(help="ws://host:port or wss://host:port.", show_default=False)],
     model: Annotated[
         str | None,
         typer.Argument(
             metavar="MODEL", help="What is served there; for bandwidth and prediction.", show_default=False
+        ),
+    ] = None,
+    cloud: Annotated[
+        str | None, typer.Option(help="ws://host:port or wss://host:port.", show_default=False)
+    ] = None,
+    emulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MS[+MS…][xMBPS][,…]",
+            help="Start a cloud behind an emulated path: 80 is direct, 20+220 has a relay on the way. A "
+            "second one after a comma is compared.",
+            show_default=False,
         ),
     ] = None,
     other: Annotated[
@@ -50,24 +64,60 @@ def doctor(
     from aparte.measure.doctor_path import Door
 
     one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
+    if (cloud is None) == (emulate is None):
+        raise UserError("Give --cloud, to examine the way to it, or --emulate, to make one. One of them.")
     compute, wanted = Compute(dtype, device), Cut.parse(cut)  # type: ignore[arg-type]
-    door = Door(cloud, options.read_token(token_file), tls_ca)
+    with contextlib.ExitStack() as stack:
+        if cloud is not None:
+            door = Door(cloud, options.read_token(token_file), tls_ca)
+            second = None if other is None else Door(other, door.token, tls_ca if _is_tls(other) else None)
+        else:
+            if model is None or other is not None:
+                raise UserError(
+                    "--emulate needs the MODEL to serve, and compares with a second path of its own."
+                )
+            door, second = stack.enter_context(_emulated(model, wanted, compute, emulate or ""))
 
-    def sample() -> tuple[LinkFigures, Sample]:
-        assert model is not None
-        return _sample(model, wanted, compute, wire, door)
+        def sample() -> tuple[LinkFigures, Sample]:
+            assert model is not None
+            return _sample(model, wanted, compute, wire, door)
 
-    found = examine(door, None if model is None else sample)
-    report = found.to_json() | {"compared": None, "comparison": ""}
-    if other is not None:
-        by = examine(Door(other, door.token, tls_ca if other.startswith("wss:") else None))
-        report |= {"compared": by.to_json(), "comparison": compare(found, by)}
+        found = examine(door, None if model is None else sample)
+        report = found.to_json() | {"compared": None, "comparison": "", "emulated": emulate}
+        if second is not None:
+            by = examine(second)
+            report |= {"compared": by.to_json(), "comparison": compare(found, by)}
     if json:
         print_json(report)
     else:
         _show(report)
     if found.failure is not None:
         raise found.failure
+
+
+def _is_tls(url: str) -> bool:
+    return url.startswith("wss:")
+
+
+@contextlib.contextmanager
+def _emulated(model: str, cut: Cut, compute: Compute, text: str) -> Iterator[tuple[Door, Door | None]]:
+    """A cloud of our own, and one way or two to it."""
+    from aparte.address import parse_address
+    from aparte.measure.cloud_process import CloudProcess
+    from aparte.measure.doctor_path import Door
+    from aparte.measure.emulated_path import EmulatedPath, emulated_path
+
+    paths = [EmulatedPath.parse(part) for part in text.split(",")]
+    if len(paths) > 2:
+        raise UserError(f"--emulate {text} has {len(paths)} paths; two can be compared.")
+    with contextlib.ExitStack() as stack:
+        cloud = stack.enter_context(CloudProcess(model, cut, compute))
+        address = parse_address(cloud.url().removeprefix("ws://"))
+        doors = [
+            Door(stack.enter_context(emulated_path(address, path)), cloud.token, near_ms=path.near_ms)
+            for path in paths
+        ]
+        yield doors[0], doors[1] if len(doors) > 1 else None
 
 
 def _sample(model: str, cut: Cut, compute: Compute, wire: str, door: Door) -> tuple[LinkFigures, Sample]:

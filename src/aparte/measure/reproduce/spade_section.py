@@ -270,8 +270,8 @@ def differences(found: dict[str, Any]) -> list[str]:
         + ("" if falls else " Where d is longer than what is ever accepted, a longer block only costs."),
         f"What drafts is {chain['draft']}, {percent(chain['edge_memory_share'])} of the model's weights, where the "
         "paper has a 1B model for an 8B one: it accepts fewer tokens, and calls fall less.",
-        "Device and cloud are the same processor here, where a pass over d tokens costs more than one over one; on a "
-        "GPU it hardly does, so the paper's cloud time falls with its calls.",
+        "Device and cloud are the same processor here, where a pass over d tokens costs more than one over one; the "
+        "paper's cloud time falls with its calls. No GPU was measured.",
         "The paper's scores come from a judge model, which is not run here. None is needed: greedy text is the cloud's "
         "own, token by token"
         + (
