@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/peers.py          # a table
     .venv/bin/python benchmarks/peers.py --json   # for benchmarks/suite.py
 
-All in one process: the same prompts, tokens, threads, weights and precision, with no link in between. The ways
-take turns on every prompt, in an order that rotates. llama.cpp's RPC backend runs beside them if its binaries
-``rpc-server`` and ``llama-cli`` are on the PATH and ``--gguf`` names the model's file; else the result says so.
+All in one process: the same prompts, tokens, threads, weights and precision, with no link in between. The
+ways take turns on every prompt, in an order that rotates. llama.cpp's RPC backend runs beside them if its
+binaries ``rpc-server`` and ``llama-cli`` are on the PATH and ``--gguf`` names the model's file; else the
+result says so.
 """
 
 from __future__ import annotations
@@ -234,8 +235,8 @@ def main() -> None:
         return
     for row in report["rows"]:
         print(
-            f"{row['prompt']:8} {row['way']:48} {row['tok_s']:7.1f} tok/s  {row['tokens_per_pass']:.2f} per pass"
-            f"  {'same' if row['identical'] else 'OTHER'} tokens"
+            f"{row['prompt']:8} {row['way']:48} {row['tok_s']:7.1f} tok/s  {row['tokens_per_pass']:.2f} per "
+            f"pass  {'same' if row['identical'] else 'OTHER'} tokens"
         )
     print(f"llama.cpp RPC: {report['llama_cpp']}")
 

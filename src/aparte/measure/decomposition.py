@@ -3,7 +3,7 @@
 Clocks of both sides are used, and never compared: the device times its own work and its waits, the cloud says
 how long it computed and how long the step lay in its queue. What is left of a wait is the network's, and of
 that the transfer is ``bytes over bandwidth``, each way, where the bandwidth is known or fitted. Of a step sent
-ahead only what did not overlap with the one before counts, so that the parts of an answer add up to its time.
+ahead only what did not overlap with the one before counts: an answer's parts add up to its time.
 """
 
 from __future__ import annotations

@@ -143,11 +143,11 @@ def step_to_json(frame: StepFrame) -> dict[str, Any]:
 def step_from_json(data: dict[str, Any]) -> StepFrame:
     """What :func:`step_to_json` wrote. Raises :class:`~aparte.errors.FrameError` for anything else."""
     try:
-        numbers = [data[key] for key in "secb"]
+        number, epoch, commit, base = (data[key] for key in "secb")
         parents = data["p"]
-        if not all(type(number) is int for number in (*numbers, *parents)):
+        if not all(type(one) is int for one in (number, epoch, commit, base, *parents)):
             raise TypeError
-        step = Step(*numbers, tuple(parents))
+        step = Step(number, epoch, commit, base, tuple(parents))
         return StepFrame(step, base64.b64decode(data["hidden"], validate=True))
     except (KeyError, TypeError, ValueError, SlotError):  # binascii.Error is a ValueError
         raise FrameError("A request is no step.") from None

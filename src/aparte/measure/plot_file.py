@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aparte.errors import UserError
 
@@ -25,7 +25,6 @@ STYLES = (
     ("#56b4e9", "P"),
 )
 INK, GRID = "#1f2933", "#dde3ea"
-_STYLE: dict[str, Any] = {"svg.hashsalt": "aparte", "font.size": 10}
 
 
 def check_plot(file: Path) -> None:
@@ -56,7 +55,7 @@ def save_plot(draw: Callable[[], Figure], title: str, file: Path) -> None:
         return
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context({"svg.hashsalt": "aparte", "font.size": 10}):
         draw().savefig(file, dpi=150)
 
 
@@ -64,7 +63,7 @@ def svg_of(draw: Callable[[], Figure], title: str) -> str:
     """The plot as SVG that needs nothing else."""
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context({"svg.hashsalt": "aparte", "font.size": 10}):
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         draw().savefig(buffer, format="svg", metadata=nothing, facecolor="none")

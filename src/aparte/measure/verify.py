@@ -68,7 +68,7 @@ class Reference:
 
 
 def load_unsplit(blueprint: Blueprint, layers: int | None = None) -> Any:
-    """The model of ``transformers`` in our precision; if ``layers`` is given, only so many, from the first on."""
+    """The model of ``transformers`` in our precision; only its first ``layers``, if that is given."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     precision, folder = blueprint.precision, blueprint.checkpoint.folder

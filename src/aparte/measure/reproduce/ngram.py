@@ -80,7 +80,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
         table.append(
             [
                 {"0": "sequential", "auto": "`auto`"}.get(key, key),
-                *(_cell(*one) if one else "" for one in said),
+                *("" if one is None else _cell(*one) for one in said),
                 _cell(row["all"]["tok_s"], row["all"]["mat"], row["all"]["match_rate"] if n != 0 else None),
                 number(row["all"]["nodes_per_step"]),
                 "yes" if row["identical"] else "no",
@@ -88,13 +88,13 @@ def tables(found: dict[str, Any]) -> list[Table]:
         )
     shown = str(BY_CATEGORY)
     kinds: Table = [[f"kind of prompt, n = {shown}", "paper A, 7B", "paper A, 12B", "here", "`auto` here"]]
-    for category, said in paper_a.CATEGORY.items():
+    for category, printed in paper_a.CATEGORY.items():
         mine = [rows[key]["categories"].get(category) for key in (shown, "auto") if key in rows]
         kinds.append(
             [
                 category,
-                _cell(said[0], said[1]),
-                _cell(said[2], said[3]),
+                _cell(printed[0], printed[1]),
+                _cell(printed[2], printed[3]),
                 *(_cell(one["tok_s"], one["mat"], one["match_rate"]) if one else "" for one in mine),
             ]
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,7 @@ def run_sections(
             finished = {}
             for number, section in enumerate(sections):
                 progress("sections", number, len(sections))
-                finished[section.KEY] = store.part(
-                    f"section {section.KEY}", lambda section=section: _run(lab, section)
-                )
+                finished[section.KEY] = store.part(f"section {section.KEY}", partial(_run, lab, section))
             progress("sections", len(sections), len(sections))
             blueprint = lab.blueprint
     except Timeout:
