@@ -2,7 +2,7 @@
 
 Clocks of both sides are used, and never compared: the device times its own work and its waits, the cloud says
 how long it computed and how long the step lay in its queue. What is left of a wait is the network's, and of
-that the transfer is ``bytes over bandwidth``, each way, where the bandwidth is known or fitted. Of a step sent
+that the transfer is ``bytes over bandwidth``, each way, where that is known or fitted. Of a step sent
 ahead only what did not overlap with the one before counts: an answer's parts add up to its time.
 """
 
