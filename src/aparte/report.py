@@ -2,12 +2,14 @@
 
 A block is a kind and its content: ``h1`` to ``h3`` and ``p`` are text; ``list`` and ``verdict`` a list of
 sentences; ``table`` a list of rows, the head first; ``img`` a title and a picture's address, for HTML alone;
-``figure`` a :class:`Picture`, which stands in the page and as a file beside the Markdown.
+``figure`` a :class:`Picture`, which stands in the page and as a file beside the Markdown. Texts may have
+Markdown's code spans and emphasis.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -25,6 +27,7 @@ table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overf
 th,td{border-bottom:1px solid #dde3ea;padding:.3rem .6rem;text-align:right}
 th:first-child,td:first-child{text-align:left}
 img{max-width:100%}
+code{font-size:.92em;background:#f0f3f6;padding:.1em .3em;border-radius:3px}
 .verdict{border-left:4px solid #d55e00;padding:.2rem 2rem}
 """
 
@@ -95,15 +98,21 @@ def _html(block: Block) -> str:
     kind, content = block
     if kind == "table":
         head, *rows = content
-        cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
+        cells = "".join(f"<th>{_inline(cell)}</th>" for cell in head)
+        lines = ["<tr>" + "".join(f"<td>{_inline(cell)}</td>" for cell in row) + "</tr>" for row in rows]
         return f"<table><tr>{cells}</tr>{''.join(lines)}</table>"
     if kind in ("verdict", "list"):
-        items = "".join(f"<li>{escape(line)}</li>" for line in content)
+        items = "".join(f"<li>{_inline(line)}</li>" for line in content)
         return f'<ul class="{kind}">{items}</ul>'
     if kind == "img":
         title, source = content
         return f'<h3>{escape(title)}</h3><img alt="{escape(title)}" src="{source}">'
     if kind == "figure":
         return f'<img alt="{escape(content.title)}" src="{content.source}">'
-    return f"<{kind}>{escape(content)}</{kind}>"
+    return f"<{kind}>{_inline(content)}</{kind}>"
+
+
+def _inline(text: str) -> str:
+    """Escaped, with the two marks that our texts use: code and emphasis."""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", text)

@@ -147,8 +147,8 @@ def differences(found: dict[str, Any]) -> list[str]:
         kinds = rows[str(BY_CATEGORY)]["categories"]
         order = sorted(kinds, key=lambda kind: -kinds[kind]["mat"])
         says.append(
-            f"By kind of prompt the order is {', '.join(order)}; in the paper code leads. A small model repeats "
-            "itself more than a large one, which n-grams profit from, and few prompts per kind decide."
+            f"By kind of prompt the order is {', '.join(order)}; in the paper code leads. "
+            "One or two prompts of each kind decide here, and two there."
         )
     says.append(
         "The pool here also matches on two tokens and takes n-grams from the prompt, which the paper's table of one "

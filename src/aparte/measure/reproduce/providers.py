@@ -103,9 +103,9 @@ def differences(found: dict[str, Any]) -> list[str]:
         f"`aparte doctor` {'tells the two apart' if apart else 'does NOT tell the two apart'}: the direct path's ping "
         f"takes as long as its connect, the relayed one's {relayed['relay_adds_ms']:.0f} ms more; "
         f"{direct['tok_s']:.1f} against {relayed['tok_s']:.1f} tok/s (paper A: 10.9 and 1.2).",
-        "The paper's relayed provider was slower than its round trip explains (200 to 400 ms would be 2 to 4 tok/s): a "
-        "gateway that forwards terminal sessions also limits bandwidth and delays small packets, which a plain delay "
-        "does not show.",
+        "The paper's relayed provider was slower than its round trip explains (200 to 400 ms would be 2 to 4 tok/s). What "
+        "else its gateway did, a plain delay does not show.",
+        "The first byte of a new connection comes late behind a relay, which connects to the cloud only then.",
         "The emulator cannot delay a connect on this machine, so the examination waits for the first hop's round trip "
         "itself; pings and bytes go through the emulator.",
     ]
