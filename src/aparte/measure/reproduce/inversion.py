@@ -130,14 +130,17 @@ def differences(found: dict[str, Any]) -> list[str]:
         f"{fronts[0]} layers and {percent(few[fronts[-1]]['top1'])} at {fronts[-1]} (paper A: 58.8 % and 34.8 %)."
     ]
     if many:
-        front = min(many)
-        says.append(
-            f"With {many[front]['attacker_tokens']:,} tokens of own text it is {percent(many[front]['top1'])} at "
-            f"{front}: the fall with depth is mostly that of an attacker with little data."
+        near, far = min(many), max(many)
+        more = (
+            f"With {many[near]['attacker_tokens']:,} tokens of own text it recovers {percent(many[near]['top1'])} at "
+            f"{near} layers"
         )
+        if far != near:
+            more += f" and {percent(many[far]['top1'])} at {far}"
+        says.append(f"{more}: what the 880 samples show is an attacker with little data.")
     says.append(
         "Here attacked texts and known texts share no sentence; the paper's 221 test samples come from the texts "
-        "trained on, and a token that occurs in both counts for it."
+        "trained on."
     )
     says.append(
         "An attacker with the public weights needs no training and recovers far more at any depth: docs/privacy.md. "

@@ -83,7 +83,6 @@ def figures(found: dict[str, Any]) -> list[Figure]:
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.set_xlabel("milliseconds per step")
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.35 * max(left))
 
     return [Figure("latency", "Where a sequential step's time goes", draw)]
 

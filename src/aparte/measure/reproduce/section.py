@@ -25,7 +25,7 @@ class Figure:
     name: str
     title: str
     draw: Callable[[Axes], None]
-    width: float = 8.0
+    width: float = 9.0
 
     def picture(self) -> Picture:
         """Drawn, in the frame that all plots of the project have."""
@@ -42,7 +42,7 @@ class Figure:
             axes.set_axisbelow(True)
             axes.spines[["top", "right"]].set_visible(False)
             if axes.get_legend_handles_labels()[0]:
-                axes.legend(frameon=False, fontsize=9)
+                canvas.legend(loc="outside right upper", frameon=False, fontsize=9)
             return canvas
 
         return Picture(f"{self.name}.svg", self.title, svg_of(make, self.title))
