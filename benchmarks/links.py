@@ -10,12 +10,12 @@ explanation, a factual question, a passage to summarise and repeat.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 
 from aparte.answer import Answer, Writer
 from aparte.cli.setup import Setup, connect, load_models
 from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
+from aparte.measure.prompts import digest
 from aparte.speculate.drafter import make_drafter
 
 PASSAGE = (
@@ -84,8 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = measure()
     if options.json:
-        digest = hashlib.sha256(json.dumps(PROMPTS).encode()).hexdigest()[:16]
-        print(json.dumps({"rows": rows, "prompts": digest, "seed": "greedy, none drawn"}))
+        print(json.dumps({"rows": rows, "prompts": digest(PROMPTS), "seed": "greedy, none drawn"}))
         return
     for row in rows:
         print(json.dumps(row))

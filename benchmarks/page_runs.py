@@ -52,7 +52,7 @@ def _link(result: dict[str, Any]) -> str:
     if "links" in result and result["links"] and "emulated_rtt_ms" in result["links"][0]:
         return "; ".join(_profile(row["emulated_rtt_ms"], row["emulated_mbps"]) for row in result["links"])
     if "links" in result:
-        return "simulated: " + "; ".join(str(row) for row in _names(result["links"]))
+        return "simulated: " + "; ".join(_names(result["links"]))
     link = result.get("link")
     if isinstance(link, dict):
         return _profile(link.get("rtt_ms"), link.get("mbps"))
@@ -68,7 +68,7 @@ def _link(result: dict[str, Any]) -> str:
 
 def _names(links: list[Any]) -> list[str]:
     return [
-        _profile(link.get("rtt_ms"), link.get("mbps")) if isinstance(link, dict) else str(link)
+        _profile(link.get("rtt_ms"), link.get("mbps")) if isinstance(link, dict) else _profile(*link)
         for link in links
     ]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import re
 import shutil
@@ -33,6 +32,7 @@ from aparte.answer import Writer
 from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Drafting, Sampling, Stopping
 from aparte.device import open_local_writer, open_writer
 from aparte.drafts import DraftPlan, DraftShelf
+from aparte.measure.prompts import digest
 from aparte.measure.verify import load_unsplit
 from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
@@ -226,7 +226,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "new_tokens": NEW_TOKENS,
         "repeats": options.repeats,
-        "prompts": hashlib.sha256(json.dumps(PROMPTS).encode()).hexdigest()[:16],
+        "prompts": digest(PROMPTS),
         "seed": "greedy, none drawn",
         "link": "none",
     }

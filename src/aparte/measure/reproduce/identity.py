@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from aparte.config import Compute, Decoding
 from aparte.device import open_writer, wire_format
 from aparte.measure.plot_file import STYLES
+from aparte.measure.prompts import digest
 from aparte.measure.reproduce import paper_a
 from aparte.measure.reproduce.lab import Lab
-from aparte.measure.reproduce.prompts import digest
 from aparte.measure.reproduce.section import Figure, Table
 from aparte.measure.verify import Reference, Report, verify
 from aparte.model.parts import Blueprint

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from aparte.config import Decoding
 from aparte.measure.plot_file import INK, STYLES
+from aparte.measure.prompts import digest
 from aparte.measure.reproduce import paper_a
 from aparte.measure.reproduce.lab import WAN, Figures, Lab
-from aparte.measure.reproduce.prompts import CATEGORIES, digest
+from aparte.measure.reproduce.prompts import CATEGORIES
 from aparte.measure.reproduce.section import Figure, Table, number
 from aparte.report import percent
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from aparte.measure import prompts as built_in
 from aparte.measure.plot_file import STYLES
+from aparte.measure.prompts import digest
 from aparte.measure.reproduce import paper_a
 from aparte.measure.reproduce.lab import Lab
-from aparte.measure.reproduce.prompts import digest
 from aparte.measure.reproduce.section import Figure, Table, number
 from aparte.measure.rtt_report import RttReport, parse_grid
 from aparte.measure.rtt_runs import Device, Plan, Reach, emulated, measure

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-
 from aparte.measure.specbench import Question
 
 #: Two of each of paper A's four kinds of prompts.
@@ -97,8 +94,3 @@ REFERENCES = {
         "Researchers conclude that bumblebees learn from the failures of others."
     ),
 }
-
-
-def digest(texts: object) -> str:
-    """A hash of prompts, so that two reports can be told to be of the same ones."""
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]

@@ -9,9 +9,9 @@ from aparte.measure.doctor import examine
 from aparte.measure.doctor_path import Door
 from aparte.measure.emulated_path import EmulatedPath, emulated_path
 from aparte.measure.plot_file import STYLES
+from aparte.measure.prompts import digest
 from aparte.measure.reproduce import paper_a
 from aparte.measure.reproduce.lab import Figures, Lab
-from aparte.measure.reproduce.prompts import digest
 from aparte.measure.reproduce.section import Figure, Table, number
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ def run(lab: Lab) -> dict[str, Any]:
 
 
 def prompts_digest(prompts: Sequence[str]) -> str:
-    from aparte.measure.reproduce.prompts import digest
+    from aparte.measure.prompts import digest
 
     return digest(list(prompts))
 
