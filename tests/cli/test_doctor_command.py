@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from cli.command import Command
 from cli.reference import undocumented
 from running import FLOAT32, running_server
@@ -46,3 +48,29 @@ def test_what_was_found_is_printed_before_the_error(aparte: Command, llama_folde
     assert "cannot be reached" in gone.err
     assert aparte("doctor", "--cloud", "nowhere").code == 2
     assert aparte("doctor").code == 2
+
+
+def test_what_cannot_be_emulated(aparte: Command, llama_folder: Path) -> None:
+    for words in (
+        (),
+        ("--emulate", "80"),
+        (llama_folder, "--emulate", "80", "--cloud", "ws://127.0.0.1:1"),
+        (llama_folder, "--emulate", "80", "--compare", "ws://127.0.0.1:1"),
+        (llama_folder, "--emulate", "fast"),
+        (llama_folder, "--emulate", "1,2,3"),
+    ):
+        result = aparte("doctor", *words)
+        assert result.code == 2, words
+        assert "Error: " in result.err
+
+
+@pytest.mark.slow
+def test_emulated_paths_are_told_apart(aparte: Command, llama_folder: Path) -> None:
+    words = ("--dtype", "float32", "--device", FLOAT32.device, "--emulate", "60,15+60")
+    result = aparte("doctor", llama_folder, *words, "--json")
+    assert result.code == 0, result.err
+    report = result.json
+    assert (report["relayed"], report["compared"]["relayed"]) == (False, True)
+    assert report["emulated"] == "60,15+60"
+    assert report["prediction_tok_s"] > 0
+    assert report["comparison"].startswith(f"{report['url']} is ")

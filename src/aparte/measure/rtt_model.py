@@ -179,11 +179,11 @@ def fit(runs: Sequence[Run]) -> Costs:
         rows = numpy.hstack([rows, cooling])
     left = numpy.array([run.ms - run.link_ms for run in runs])
     weights = numpy.array([1 / run.ms for run in runs])
-    drafting = rows[:, 1] > 0
+    drafted = rows[:, 1] > 0
     costs = [
         float(cost)
         for cost in _least_squares(
-            rows * weights[:, None], left * weights, rows[drafting][:, [1, 2]] / rows[drafting][:, [1]]
+            rows * weights[:, None], left * weights, rows[drafted][:, [1, 2]] / rows[drafted][:, [1]]
         )
     ]
     base, drafting, node, cooled = (*costs, 0.0)[:4]
