@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from links import PROMPTS
 
 from aparte.answer import Writer
@@ -39,7 +40,6 @@ from aparte.model.registry import resolve
 from aparte.speculate.drafter import make_drafter
 from aparte.text.tokenizer import Codec
 
-NEW_TOKENS = 96
 LOOKUP_TOKENS = 10  # what the library's documentation uses
 BINARIES = ("rpc-server", "llama-cli")
 
@@ -67,8 +67,9 @@ class Passes:
         self.count += 1
 
 
-def library_ways(blueprint: Blueprint, eos: frozenset[int], layers: int) -> dict[str, Way]:
+def library_ways(blueprint: Blueprint, eos: frozenset[int], layers: int, new_tokens: int) -> dict[str, Way]:
     """``transformers``: plain, prompt lookup, and assisted by the model's own first layers."""
+    transformers.logging.set_verbosity_error()  # it reports the layers that the assistant leaves out
     model, assistant = load_unsplit(blueprint), load_unsplit(blueprint, layers)
     passes = Passes(model)
 
@@ -81,7 +82,7 @@ def library_ways(blueprint: Blueprint, eos: frozenset[int], layers: int) -> dict
                 tokens,
                 attention_mask=torch.ones_like(tokens),
                 do_sample=False,
-                max_new_tokens=NEW_TOKENS,
+                max_new_tokens=new_tokens,
                 eos_token_id=sorted(eos) or None,
                 pad_token_id=min(eos, default=0),
                 **settings,
@@ -98,7 +99,7 @@ def library_ways(blueprint: Blueprint, eos: frozenset[int], layers: int) -> dict
     }
 
 
-def own_ways(blueprint: Blueprint, name: str, codec: Codec) -> dict[str, Way]:
+def own_ways(blueprint: Blueprint, name: str, codec: Codec, new_tokens: int) -> dict[str, Way]:
     """This project: the whole model here, and both sides of the split in this process."""
 
     def way(writer: Writer, target: str, decode: str) -> Way:
@@ -114,7 +115,7 @@ def own_ways(blueprint: Blueprint, name: str, codec: Codec) -> dict[str, Way]:
                 make_drafter(decoding, models=models),
                 sampling=Sampling(),
                 decoding=decoding,
-                stopping=Stopping(max_new_tokens=NEW_TOKENS),
+                stopping=Stopping(max_new_tokens=new_tokens),
             )
             return Written(answer.token_ids, answer.elapsed_s, answer.round_trips)
 
@@ -129,11 +130,14 @@ def own_ways(blueprint: Blueprint, name: str, codec: Codec) -> dict[str, Way]:
     }
 
 
-def measure(name: str, layers: int, repeats: int) -> list[dict[str, Any]]:
+def measure(name: str, layers: int, repeats: int, new_tokens: int) -> list[dict[str, Any]]:
     """A row per way and prompt."""
     blueprint = Blueprint.open(resolve(name), Compute())
     codec = Codec(blueprint.checkpoint.folder)
-    ways = {**library_ways(blueprint, codec.eos, layers), **own_ways(blueprint, name, codec)}
+    ways = {
+        **library_ways(blueprint, codec.eos, layers, new_tokens),
+        **own_ways(blueprint, name, codec, new_tokens),
+    }
     rows = []
     for index, (label, text) in enumerate(PROMPTS.items()):
         prompt = codec.encode_chat([{"role": "user", "content": text}])
@@ -167,7 +171,7 @@ def measure(name: str, layers: int, repeats: int) -> list[dict[str, Any]]:
 # -- llama.cpp -------------------------------------------------------------------------------------
 
 
-def llama_cpp(gguf: Path | None) -> dict[str, Any]:
+def llama_cpp(gguf: Path | None, new_tokens: int) -> dict[str, Any]:
     """All layers on an RPC server on loopback, or why not."""
     missing = [name for name in BINARIES if shutil.which(name) is None]
     if missing:
@@ -180,7 +184,7 @@ def llama_cpp(gguf: Path | None) -> dict[str, Any]:
             run = subprocess.run(
                 [
                     *("llama-cli", "-m", str(gguf), "--rpc", address, "-ngl", "99", "-p", text),
-                    *("-n", str(NEW_TOKENS), "--temp", "0", "-no-cnv", "-t", str(torch.get_num_threads())),
+                    *("-n", str(new_tokens), "--temp", "0", "-no-cnv", "-t", str(torch.get_num_threads())),
                 ],
                 capture_output=True,
                 text=True,
@@ -216,15 +220,16 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--layers", type=int, default=8, help="of the model, that assist the library")
     parser.add_argument("--repeats", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--gguf", type=Path, help="the same model's file, for llama.cpp")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     report = {
         "model": options.model,
-        "rows": measure(options.model, options.layers, options.repeats),
-        "llama_cpp": llama_cpp(options.gguf),
+        "rows": measure(options.model, options.layers, options.repeats, options.max_new_tokens),
+        "llama_cpp": llama_cpp(options.gguf, options.max_new_tokens),
         "threads": torch.get_num_threads(),
-        "new_tokens": NEW_TOKENS,
+        "new_tokens": options.max_new_tokens,
         "repeats": options.repeats,
         "prompts": digest(PROMPTS),
         "seed": "greedy, none drawn",
