@@ -62,7 +62,7 @@ def blocks(results: dict[str, Any]) -> list[Block]:
         (
             "p",
             "The papers ran models of 1 to 12 billion parameters on GPUs apart from each other; this is what can be "
-            "run on one machine without one. So absolute speeds differ everywhere, and what is to be compared are "
+            "run on one machine. So absolute speeds differ everywhere, and what is to be compared are "
             "ratios, shares and shapes. Each section says what the differences come from.",
         ),
         ("h2", "In short"),

@@ -79,7 +79,7 @@ def run_sections(
     except Timeout:
         raise UserError(f"Another run is writing to {folder}. Wait for it, or give another --out.") from None
     return {
-        "model": shown(settings.model),
+        "model": settings.name,
         "layers": blueprint.layers,
         "hidden_size": blueprint.hidden_size,
         "cut": str(settings.cut),
@@ -120,8 +120,3 @@ def _fingerprint(settings: Settings) -> dict[str, Any]:
         "device": settings.compute.device,
         "version": __version__,
     }
-
-
-def shown(model: str) -> str:
-    """A model's name for a report: of a folder or a file the last part."""
-    return Path(model).name if Path(model).expanduser().exists() else model

@@ -73,6 +73,11 @@ class Settings:
     compute: Compute = field(default_factory=Compute)
 
     @property
+    def name(self) -> str:
+        """The model's for a report: of a folder or a file the last part."""
+        return Path(self.model).name if Path(self.model).expanduser().exists() else self.model
+
+    @property
     def scale(self) -> Scale:
         return QUICK if self.quick else Scale()
 

@@ -95,7 +95,7 @@ def _measure(lab: Lab, questions: list[Question], references: dict[str, str], sh
     del report["paper"]
     return report | {
         "tasks": _by_task(rows, str(report["spade"]["d"])),
-        "model": settings.model,
+        "model": settings.name,
         "draft": drafting.draft,
         "accept": "greedy",
         "shape": shape,
