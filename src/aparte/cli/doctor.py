@@ -50,6 +50,7 @@ def doctor(
     cut: options.CutOption = str(Cut()),
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
+    pin: options.Pin = None,
     wire: options.Wire = "auto",
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
@@ -67,10 +68,11 @@ def doctor(
     if (cloud is None) == (emulate is None):
         raise UserError("Give --cloud, to examine the way to it, or --emulate, to make one. One of them.")
     compute, wanted = Compute(dtype, device), Cut.parse(cut)  # type: ignore[arg-type]
+    pins = tuple(pin or ())
     with contextlib.ExitStack() as stack:
         if cloud is not None:
-            door = Door(cloud, options.read_token(token_file), tls_ca)
-            second = None if other is None else Door(other, door.token, tls_ca if _is_tls(other) else None)
+            door = Door(cloud, options.read_token(token_file), tls_ca, pins=pins)
+            second = None if other is None else _other(other, door)
         else:
             if model is None or other is not None:
                 raise UserError(
@@ -95,8 +97,13 @@ def doctor(
         raise found.failure
 
 
-def _is_tls(url: str) -> bool:
-    return url.startswith("wss:")
+def _other(url: str, door: Door) -> Door:
+    """Another way to the cloud of ``door``; a tunnel's end here may be without TLS."""
+    from aparte.measure.doctor_path import Door
+
+    if url.startswith("wss:"):
+        return Door(url, door.token, door.ca_file, pins=door.pins)
+    return Door(url, door.token)
 
 
 @contextlib.contextmanager
@@ -129,7 +136,7 @@ def _sample(model: str, cut: Cut, compute: Compute, wire: str, door: Door) -> tu
 
     with progress_bar() as progress:
         folder = resolve(model, wanted=needed_by_device(cut), progress=progress)
-        reach = Reach(wire, door.token, door.ca_file, door.settings)  # type: ignore[arg-type]
+        reach = Reach(wire, door.token, door.ca_file, door.settings, door.pins)  # type: ignore[arg-type]
         here = Device(Blueprint.open(folder, compute), model, cut, reach, progress)
         progress("measuring the link and writing some tokens", 0, 0)
         return take_sample(here, door.url)
