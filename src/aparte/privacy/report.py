@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aparte.privacy import traffic
+from aparte.privacy.attack import ALL
 from aparte.privacy.baselines import Frequency, LanguageModelOnly, Uniform
 from aparte.privacy.completion import Completion, LogitLens
 from aparte.privacy.gradient import Gradient
@@ -112,7 +113,7 @@ def _blocks(results: dict[str, Any]) -> list[Block]:
     for threat in THREATS:
         blocks += [("h3", threat.title), ("p", threat.text)]
     blocks += [("h3", BASELINES.title), ("p", BASELINES.text), ("h2", "Recovered text")]
-    prompt = [row for row in attacks if row.get("target") == "prompt"]
+    prompt = [row for row in attacks if row.get("target") == "prompt" and _on_all(row)]
     if prompt:
         blocks.append(("img", ("Recovered tokens by depth, undefended", depth_plot(attacks))))
         blocks.append(("table", _attack_table(prompt)))
@@ -129,6 +130,16 @@ def _blocks(results: dict[str, Any]) -> list[Block]:
                 "the weights.",
             ),
             ("table", mlp),
+        ]
+    if domains := _domain_table(attacks):
+        blocks += [
+            ("h2", "In and out of domain"),
+            (
+                "p",
+                "Top-1 of the MLP where it was trained on text of one domain alone and tested on others. "
+                "Texts to train and to test are different ones in each domain.",
+            ),
+            ("table", domains),
         ]
     if personal := _personal_table(prompt):
         blocks += [("h2", "Personal data"), ("table", personal)]
@@ -154,7 +165,7 @@ def _attack_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
                 row["cut"],
                 row["defence"],
                 *(_percent(row[key]) for key in ("top1", "top5", "exact", "rouge_l", "bleu", "pii_recall")),
-                str(row["attacker_tokens"]),
+                f"{row['attacker_tokens']:,}",
                 f"{row['seconds']:.1f}",
             ]
             for row in rows
@@ -162,12 +173,35 @@ def _attack_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
+def _on_all(row: dict[str, Any]) -> bool:
+    """Whether the attacker had text of all domains and was tested on all."""
+    return str(row.get("trained_on", ALL)) == ALL
+
+
+def _domain_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    mine = [row for row in rows if not _on_all(row)]
+    tested = list(dict.fromkeys(row["tested_on"] for row in mine))
+    if not mine:
+        return []
+    shares = {
+        (row["trained_on"], row["attacker_tokens"], row["tested_on"]): _percent(row["top1"]) for row in mine
+    }
+    trained = dict.fromkeys((domain, tokens) for domain, tokens, _ in shares)
+    return [
+        ["trained on", "tokens", *(f"tested on {other}" for other in tested)],
+        *(
+            [domain, f"{tokens:,}", *(shares[domain, tokens, other] for other in tested)]
+            for domain, tokens in trained
+        ),
+    ]
+
+
 def _mlp_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    mine = [row for row in rows if row["name"] == "mlp" and row["defence"] == "none"]
+    mine = [row for row in rows if row["name"] == "mlp" and row["defence"] == "none" and _on_all(row)]
     sizes = sorted({row["attacker_tokens"] for row in mine})
     if not mine:
         return []
-    table = [["layers before the middle", "paper A", *(f"{size} tokens" for size in sizes)]]
+    table = [["layers before the middle", "paper A", *(f"{size:,} tokens" for size in sizes)]]
     for front in sorted({int(row["cut"].split(",")[0]) for row in mine}):
         here = {row["attacker_tokens"]: row["top1"] for row in mine if int(row["cut"].split(",")[0]) == front}
         table.append(
@@ -188,7 +222,10 @@ def _personal_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _defence_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    head = "defence|cut|perplexity|ratio|same choices|bytes sent, ratio|speed, ratio|layers on the device"
+    head = (
+        "defence|cut|perplexity|ratio|same choices|same answers|same tokens of answers|bytes sent, ratio|"
+        "speed, ratio|layers on the device"
+    )
     return [
         head.split("|"),
         *(
@@ -198,6 +235,8 @@ def _defence_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
                 f"{row['perplexity']:.4g}",
                 f"{row['perplexity_ratio']:.4g}",
                 _percent(row["agreement"]),
+                _percent(row.get("answers_same")),
+                _percent(row.get("answer_tokens_same")),
                 f"{row['bytes_ratio']:.3g}",
                 f"{row['speed_ratio']:.3g}",
                 f"{row['device_layers']:.3g}",
