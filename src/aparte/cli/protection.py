@@ -28,12 +28,23 @@ def privacy_line(blueprint: Blueprint, cut: Cut, defence: str) -> str:
     return PRIVACY_LINE if verdict is None else verdict.sentence(defence)
 
 
-def check(protection: Protection) -> None:
-    """Raise :class:`UserError` for a defence that there is not, before anything is loaded."""
-    if protection.defence != Protection.defence:
-        from aparte.privacy.guard import parse_setting
+def settle(protection: Protection, cut: Cut) -> Cut:
+    """The cut of this session: ``cut``, or one that the defence draws.
 
-        parse_setting(protection.defence)
+    Raises :class:`UserError` for a defence that there is not, before anything is loaded.
+    """
+    if protection.defence == Protection.defence:
+        return cut
+    from aparte.privacy.guard import draw_cut
+
+    return draw_cut(protection.defence, cut)
+
+
+def check_draws(defence: str, hosted: Cut, layers: int) -> None:
+    """Raise :class:`UserError` if the defence could draw a cut that the model does not have."""
+    from aparte.privacy import guard
+
+    guard.check_draws(defence, hosted, layers)
 
 
 def apply(protection: Protection, writer: Writer) -> None:

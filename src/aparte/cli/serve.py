@@ -32,6 +32,10 @@ def serve(
     whole: Annotated[
         bool, typer.Option("--whole", help="Serve all of MODEL, for draft mode: this server sees the text.")
     ] = False,
+    inner_cuts: Annotated[
+        bool,
+        typer.Option("--inner-cuts", help="Let a session use fewer of the hosted layers, for random-cut."),
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
@@ -89,6 +93,8 @@ def serve(
     where = None if whole else Cut.parse(cut)
     if whole and cut != str(Cut()):
         raise UserError("--cut has no use with --whole, which serves the model in one piece. Leave one out.")
+    if whole and inner_cuts:
+        raise UserError("--inner-cuts has no use with --whole, where there is no cut. Leave one out.")
     compute = Compute(dtype, device)  # type: ignore[arg-type]
 
     keys = _open_keys(tokens, token)
@@ -112,7 +118,7 @@ def serve(
             else:
                 from aparte.cloud.load import load_engine
 
-                engine = load_engine(blueprint, where, model, limits, progress)
+                engine = load_engine(blueprint, where, model, limits, progress, inner=inner_cuts)
             engine.probe()
             return engine
 

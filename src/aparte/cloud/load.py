@@ -14,8 +14,13 @@ def load_engine(
     name: str,
     limits: ServerLimits | None = None,
     progress: Progress | None = None,
+    *,
+    inner: bool = False,
 ) -> Engine:
-    """The engine for the middle of ``blueprint`` at ``cut``; ``name`` is what people call the model."""
+    """The engine for the middle of ``blueprint`` at ``cut``; ``name`` is what people call the model.
+
+    With ``inner`` sessions may ask for some of its layers, at a cut of their own.
+    """
     stage = blueprint.stage(cut.middle(blueprint.layers), progress, "middle layers")
     return Engine(
         stage,
@@ -23,4 +28,5 @@ def load_engine(
         blueprint.hidden_size,
         limits,
         blueprint.precision.name,
+        (lambda asked: take_fingerprint(blueprint, asked, name)) if inner else None,
     )

@@ -91,6 +91,24 @@ class Stage:
         """Which layers of the model these are."""
         return range(self._first_layer, self._first_layer + len(self._layers))
 
+    def part(self, layers: range) -> Stage:
+        """Some of the layers, contiguous, as a stage of their own that shares the weights."""
+        if not layers or layers.start not in self.layer_indices or layers.stop > self.layer_indices.stop:
+            raise ValueError(f"layers {layers} are not among {self.layer_indices}")
+        chosen = slice(layers.start - self._first_layer, layers.stop - self._first_layer)
+        kinds = [kind for kind in self._kinds[chosen] if kind is not None]
+        return Stage(
+            nn.ModuleList(list(self._layers)[chosen]),
+            self._rotary,
+            first_layer=layers.start,
+            windows=self._windows[chosen],
+            rotary_kinds=tuple(kinds) or None,
+            cache_name=self._cache_name,
+            max_context=self.max_context,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
     def new_cache(self, max_pending: int = 4096) -> SlotCache:
         """An empty cache for one session, for a full context and ``max_pending`` nodes below it."""
         return SlotCache(self._first_layer, len(self._layers), self.max_context + max_pending)
