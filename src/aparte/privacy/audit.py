@@ -42,17 +42,24 @@ from aparte.privacy.texts import Passage, load_passages
 from aparte.privacy.vocabulary import Vocabulary
 from aparte.target.split import SplitTarget
 
+#: The turn of what takes long.
+LAST = 2
+
 Rows = list[dict[str, Any]]
 Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of the audit that is kept once it is finished. ``seconds`` is an estimate."""
+    """A piece of the audit that is kept once it is finished. ``seconds`` is an estimate.
+
+    Parts go by their ``turn``: an audit that is interrupted has the quick ones of every cut and defence.
+    """
 
     key: str
     seconds: float
     make: Callable[[], Rows]
+    turn: int = 0
 
 
 class Audit:
@@ -94,10 +101,10 @@ class Audit:
             f"{len(open_parts)} parts, about {max(1, round(left / 60))} minutes on this machine as it is now"
             + (f"; {finished} parts are finished." if finished else ".")
         )
-        done: list[Rows] = []
-        for part in (*attacks, *prices):
-            done.append(self._store.part(part.key, part.make))
-        rows = [row for mine in done[: len(attacks)] for row in mine]
+        done = {
+            part.key: self._store.part(part.key, part.make)
+            for part in sorted((*attacks, *prices), key=lambda part: part.turn)
+        }
         return {
             "model": self._settings.model,
             "layers": self._blueprint.layers,
@@ -110,8 +117,8 @@ class Audit:
             "questions": self._settings.questions.name if self._settings.questions else None,
             "victims": len(self._material.victims),
             "seconds": round(self._store.seconds, 1),
-            "attacks": rows,
-            "defences": [row for mine in done[len(attacks) :] for row in mine],
+            "attacks": [row for part in attacks for row in done[part.key]],
+            "defences": [row for part in prices for row in done[part.key]],
         }
 
     # -- what runs where --------------------------------------------------------------------------
@@ -120,14 +127,14 @@ class Audit:
         wanted, scale, first = self._settings.attacks or ATTACK_NAMES, self._scale, self._cuts[0]
         parts: list[Part] = []
 
-        def add(attack: Attack, cut: Cut, defence: str, tokens: int, label: str = "") -> None:
+        def add(attack: Attack, cut: Cut, defence: str, tokens: int, turn: int = 0) -> None:
             if attack.name in wanted:
                 doubtful = isinstance(parse_defence(defence), Noise) or defence in ("int2", "int3")
                 seconds = estimate.attack(attack.name, cut, tokens, doubtful=doubtful)
-                key = f"{attack.name} {cut} {defence} {tokens} {label}".strip()
+                key = f"{attack.name} {cut} {defence} {tokens}"
                 make = partial(self._attack, attack, cut, defence, tokens)
                 if key not in {part.key for part in parts}:
-                    parts.append(Part(key, seconds, make))
+                    parts.append(Part(key, seconds, make, turn))
 
         for baseline in (Uniform(), Frequency(), LanguageModelOnly()):
             add(baseline, first, "none", scale.learned_tokens)
@@ -137,20 +144,21 @@ class Audit:
             add(Linear(), *here, min(scale.learned_tokens, scale.linear_tokens))
             for attack in (Completion(), LogitLens()):
                 add(attack, *here, 0)
-            plain, main = defence == "none", cut == first
-            if scale.thorough or plain:
+            if scale.thorough or defence == "none":
                 add(Mlp(scale.seconds), *here, min(PAPER_SAMPLES, scale.learned_tokens))
+        for defence, cut in self._places():
+            here, plain, main = (cut, defence), defence == "none", cut == first
             if (plain and main) or (scale.thorough and (plain or main)):
                 for size in scale.sizes if plain else (scale.learned_tokens,):
                     if size <= scale.learned_tokens:
-                        add(Mlp(scale.limit(size)), *here, size)
-                add(SequenceInverter(scale.seconds), *here, scale.learned_tokens)
+                        add(Mlp(scale.limit(size)), *here, size, turn=LAST)
+                add(SequenceInverter(scale.seconds), *here, scale.learned_tokens, turn=LAST)
             if plain and (main or scale.thorough):
-                add(Gradient(scale.seconds, scale.steps, scale.descents), *here, 0)
-        if Mlp.name in wanted and len(self._material.domains) > 1:
+                add(Gradient(scale.seconds, scale.steps, scale.descents), *here, 0, turn=LAST)
+        if Mlp.name in wanted and "none" in self._defences and len(self._material.domains) > 1:
             parts += self._transfers(estimate)
-        if "none" in self._defences and scale.attacker_tokens > scale.learned_tokens:  # the longest, so last
-            add(Mlp(scale.limit(scale.attacker_tokens)), first, "none", scale.attacker_tokens)
+        if "none" in self._defences and scale.attacker_tokens > scale.learned_tokens:
+            add(Mlp(scale.limit(scale.attacker_tokens)), first, "none", scale.attacker_tokens, turn=LAST)
         if traffic.NAME in wanted:
             for shape in (None, traffic.SHAPE):
                 parts.append(self._traffic(shape, estimate.traffic()))
@@ -170,6 +178,7 @@ class Audit:
                 f"mlp {cut} none {tokens} of {domain}",
                 estimate.attack(Mlp.name, cut, tokens),
                 partial(self._transfer, cut, domain, tokens),
+                turn=LAST,
             )
             for domain in self._material.domains
             for tokens in self._scale.domain_tokens
@@ -221,7 +230,7 @@ class Audit:
             row = self._told(cut, shape)
             return [{"name": traffic.NAME, "cut": str(cut), "defence": defence, **nothing, **row}]
 
-        return Part(f"traffic {cut} {defence}", seconds, make)
+        return Part(f"traffic {cut} {defence}", seconds, make, turn=1)
 
     def _told(self, cut: Cut, shape: ShapeSettings | None) -> dict[str, Any]:
         scale, material = self._scale, self._material
@@ -259,7 +268,7 @@ class Audit:
     def _prices(self, estimate: Estimate) -> list[Part]:
         seconds = estimate.price()
         return [
-            Part(f"price {cut} {setting}", seconds, partial(self._price, cut, setting))
+            Part(f"price {cut} {setting}", seconds, partial(self._price, cut, setting), turn=1)
             for setting, cut in self._places()
         ]
 

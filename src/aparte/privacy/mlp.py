@@ -24,9 +24,9 @@ from aparte.privacy.metrics import RANKS
 PAPER_SAMPLES = 880
 #: Most classes for which a full softmax is trained.
 CLASSES = 1500
-#: Up to so many states the network is small and trained in small batches; with more, both grow.
-FEW = 20_000
-BATCH, LARGE_BATCH = 256, 1024
+#: With more states than this the network is twice as wide.
+MANY = 200_000
+BATCH = 256
 
 
 class Mlp:
@@ -53,8 +53,7 @@ class Mlp:
         with torch.random.fork_rng(), torch.enable_grad():
             torch.manual_seed(case.seed)
             # Half of the width as in the paper, but never narrower than helps.
-            hidden = max(512, specimen.width // 2) if len(tokens) <= FEW else 1024
-            batch = BATCH if len(tokens) <= FEW else LARGE_BATCH
+            hidden = max(512, specimen.width // 2) * (2 if len(tokens) > MANY else 1)
             body = nn.Sequential(
                 Scaler(states),
                 nn.Linear(specimen.width, hidden),
@@ -70,9 +69,9 @@ class Mlp:
                     body, nn.Linear(hidden, specimen.width), Vocabulary(specimen.embeddings())
                 ).to(device)
                 names = None
-            clock = Clock(self._passes, self._seconds)
-            steps = self._passes * -(-len(tokens) // batch)
-            losses = self._losses(network, states, tokens, names, batch)
+            clock = Clock(self._passes, self._seconds, device)
+            steps = self._passes * -(-len(tokens) // BATCH)
+            losses = self._losses(network, states, tokens, names)
             fit(network, losses, steps, clock, 1e-3, case.progress, "training the MLP")
         guesses = []
         with torch.no_grad():
@@ -89,10 +88,9 @@ class Mlp:
         states: torch.Tensor,
         tokens: torch.Tensor,
         names: torch.Tensor | None,
-        batch: int,
     ) -> Iterator[torch.Tensor]:
         while True:
-            for chosen in torch.split(torch.randperm(len(tokens), device=tokens.device), batch):
+            for chosen in torch.split(torch.randperm(len(tokens), device=tokens.device), BATCH):
                 rows_of = states[chosen].float()
                 if names is not None:
                     wanted = torch.searchsorted(names, tokens[chosen])
