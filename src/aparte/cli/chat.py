@@ -52,6 +52,7 @@ def chat(
     defence: options.Defence = Protection.defence,
     constant_shape: options.Shape = None,
     pseudonyms: options.NameList = None,
+    spacy_model: options.SpacyModel = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
     token_file: options.TokenFile = None,
@@ -92,7 +93,7 @@ def chat(
     )
     check_remember(decoding, remember)
     decoding = protection.limit(decoding)
-    names = open_pseudonyms(pseudonyms, quiet=json)
+    names = open_pseudonyms(pseudonyms, quiet=json, spacy_model=spacy_model)
     hide: Callable[[str], str] = names.hide if names else str
     stopping = Stopping(max_new_tokens, tuple(map(hide, stop or ())))
     setup = Setup(

@@ -55,6 +55,7 @@ def generate(
     defence: options.Defence = Protection.defence,
     constant_shape: options.Shape = None,
     pseudonyms: options.NameList = None,
+    spacy_model: options.SpacyModel = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
     token_file: options.TokenFile = None,
@@ -100,7 +101,7 @@ def generate(
         raise UserError(
             "--system belongs to a conversation; with --raw there is none. Leave one of them out."
         )
-    names = open_pseudonyms(pseudonyms, quiet=json)
+    names = open_pseudonyms(pseudonyms, quiet=json, spacy_model=spacy_model)
     hide: Callable[[str], str] = names.hide if names else str
     text, system = hide(text), hide(system) if system else None
     stopping = Stopping(max_new_tokens, tuple(map(hide, stop or ())))

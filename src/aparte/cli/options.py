@@ -147,6 +147,15 @@ NameList = Annotated[
         show_default=False,
     ),
 ]
+SpacyModel = Annotated[
+    str | None,
+    typer.Option(
+        "--spacy-model",
+        metavar="NAME",
+        help="spaCy model by which Presidio finds names for --pseudonyms: an installed one, or a folder.",
+        show_default=False,
+    ),
+]
 ConnectTimeout = Annotated[float, typer.Option(metavar="S", help="Longest wait for a connection.")]
 StepTimeout = Annotated[float, typer.Option(metavar="S", help="Longest wait for one answer of the cloud.")]
 AnswerTimeout = Annotated[

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aparte.cli.output import note
+from aparte.errors import UserError
 from aparte.privacy.protection import Protection
 
 if TYPE_CHECKING:
@@ -65,19 +66,30 @@ def report_cadence(writer: Writer, quiet: bool) -> None:
         )
 
 
-def open_pseudonyms(file: Path | None, quiet: bool) -> Pseudonyms | None:
+def open_pseudonyms(file: Path | None, quiet: bool, spacy_model: str | None = None) -> Pseudonyms | None:
     """The pseudonyms of one conversation, with the names in ``file``; None without one."""
     if file is None:
+        if spacy_model is not None:
+            raise UserError("--spacy-model finds names for --pseudonyms. Give that too, or leave it out.")
         return None
     from aparte.privacy.finders import Finder, find_patterns, read_names
     from aparte.privacy.presidio import PresidioMissing, presidio_finder
     from aparte.privacy.pseudonyms import Pseudonyms
 
-    names, more = read_names(file), "and what Presidio finds"
+    names = read_names(file)
     finders: list[Finder] = [find_patterns]
     try:
-        finders.append(presidio_finder())
+        finder, model = presidio_finder(spacy_model)
+        finders.append(finder)
+        more = (
+            f"and what Presidio finds with the language model {model}"
+            if model
+            else "and the numbers that Presidio knows. Other names stay as they are: there is no language "
+            "model of spaCy to find them (python -m spacy download en_core_web_lg fetches one)"
+        )
     except PresidioMissing as missing:
+        if spacy_model is not None:
+            raise UserError(f"--spacy-model needs Presidio. {missing}.") from None
         more = f"and nothing else ({missing})"
     if not quiet:
         note(
