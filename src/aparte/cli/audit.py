@@ -63,6 +63,10 @@ def audit(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few minutes instead of over an hour.")] = False,
+    finished_only: Annotated[
+        bool,
+        typer.Option("--finished-only", help="Attack nothing: report what interrupted runs finished."),
+    ] = False,
     wire: options.Wire = "auto",
     seed: Annotated[int, typer.Option(help="Of the split, the noise and the training.")] = 0,
     dtype: options.Dtype = Compute.dtype,
@@ -95,7 +99,8 @@ def audit(
     check_plots()
     with progress_bar() as progress:
         folder = resolve(model, progress=progress)
-        results = run_audit(folder, settings, Compute(dtype, device), out, progress, note)  # type: ignore[arg-type]
+        compute = Compute(dtype, device)  # type: ignore[arg-type]
+        results = run_audit(folder, settings, compute, out, progress, note, finished_only=finished_only)
     write_report(results, out)
     for sentence in verdict(results):
         note(sentence)

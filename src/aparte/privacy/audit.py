@@ -18,6 +18,7 @@ import torch
 
 from aparte.config import Compute, Cut
 from aparte.device import open_writer, wire_format
+from aparte.errors import UserError
 from aparte.model.parts import Blueprint, Progress
 from aparte.privacy import traffic, verdict
 from aparte.privacy.attack import ALL, Attack, Recovered
@@ -90,17 +91,28 @@ class Audit:
         self._plain: dict[Cut, list[torch.Tensor]] = {}
         self._store = Store(folder, self._fingerprint(passages, [question.text for question in questions]))
 
-    def run(self, notice: Notice = lambda sentence: None) -> dict[str, Any]:
-        """All parts; what ``results.json`` holds. ``notice`` is told how long it will take."""
-        estimate = Estimate.measure(self._material.specimen, self._scale)
+    def run(self, notice: Notice = lambda sentence: None, *, finished_only: bool = False) -> dict[str, Any]:
+        """All parts; what ``results.json`` holds. ``notice`` is told how long it will take.
+
+        With ``finished_only`` nothing is attacked: only what earlier runs finished is put together.
+        """
+        if finished_only:
+            estimate = Estimate(0.0, self._blueprint.layers, self._scale)
+        else:
+            estimate = Estimate.measure(self._material.specimen, self._scale)
         attacks, prices = self._attacks(estimate), self._prices(estimate)
-        open_parts = [part for part in (*attacks, *prices) if part.key not in self._store]
-        left = sum(part.seconds for part in open_parts)
-        finished = len(attacks) + len(prices) - len(open_parts)
-        notice(
-            f"{len(open_parts)} parts, about {max(1, round(left / 60))} minutes on this machine as it is now"
-            + (f"; {finished} parts are finished." if finished else ".")
-        )
+        left = [part for part in (*attacks, *prices) if part.key not in self._store]
+        finished = len(attacks) + len(prices) - len(left)
+        if finished_only:
+            if not finished:
+                raise UserError("No part of this audit is finished. Start it without --finished-only.")
+            attacks, prices = ([part for part in mine if part not in left] for mine in (attacks, prices))
+        else:
+            minutes = round(sum(part.seconds for part in left) / 60)
+            notice(
+                f"{len(left)} parts, about {max(1, minutes)} minutes on this machine as it is now"
+                + (f"; {finished} parts are finished." if finished else ".")
+            )
         done = {
             part.key: self._store.part(part.key, part.make)
             for part in sorted((*attacks, *prices), key=lambda part: part.turn)
@@ -117,6 +129,7 @@ class Audit:
             "questions": self._settings.questions.name if self._settings.questions else None,
             "victims": len(self._material.victims),
             "seconds": round(self._store.seconds, 1),
+            "unfinished": len(left) if finished_only else 0,
             "attacks": [row for part in attacks for row in done[part.key]],
             "defences": [row for part in prices for row in done[part.key]],
         }
@@ -317,11 +330,13 @@ def run_audit(
     out: Path,
     progress: Progress,
     notice: Notice = lambda sentence: None,
+    *,
+    finished_only: bool = False,
 ) -> dict[str, Any]:
     """Audit the model in ``folder``; finished parts are kept in ``out``."""
     blueprint = Blueprint.open(folder, compute)
     with torch.no_grad():
-        results = Audit(blueprint, settings, out, progress).run(notice)
+        results = Audit(blueprint, settings, out, progress).run(notice, finished_only=finished_only)
     verdict.keep(blueprint, results)
     return results
 
