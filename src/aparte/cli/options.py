@@ -126,7 +126,10 @@ Remember = Annotated[
     typer.Option("--remember", help="Keep what the drafter learns, on this device; see aparte forget."),
 ]
 Defence = Annotated[
-    str, typer.Option(help="Done to what is sent, split mode: none, int8 to int2, noise:EPSILON.")
+    str,
+    typer.Option(
+        help="Done to what is sent, split mode: none, int8 to int2, noise:EPSILON, random-cut:LOW-HIGH."
+    ),
 ]
 Shape = Annotated[
     str | None,
