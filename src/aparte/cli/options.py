@@ -128,7 +128,7 @@ Remember = Annotated[
 Defence = Annotated[
     str,
     typer.Option(
-        help="Done to what is sent, split mode: none, int8 to int2, noise:EPSILON, random-cut:LOW-HIGH."
+        help="Split mode, for what is sent: none, int8 to int2, noise:EPSILON, random-cut:LOW-HIGH."
     ),
 ]
 Shape = Annotated[

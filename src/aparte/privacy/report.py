@@ -56,6 +56,8 @@ h1,h2,h3{line-height:1.2}
 table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overflow-x:auto}
 th,td{border-bottom:1px solid #dde3ea;padding:.3rem .6rem;text-align:right}
 th:first-child,td:first-child{text-align:left}
+td{white-space:nowrap}
+.words td{white-space:normal;text-align:left}
 img{max-width:100%}
 .verdict{border-left:4px solid #d55e00;padding:.2rem 2rem}
 """
@@ -173,7 +175,7 @@ def _blocks(results: dict[str, Any]) -> list[Block]:
             blocks.append(("img", ("Recovery against loss of quality", frontier_plot(attacks, defences))))
         told = {row["setting"]: row["describes"] for row in defences if row["name"] != "depth"}
         blocks.append(("list", [f"{setting}: {text}" for setting, text in told.items()]))
-    blocks += [("h2", "The attacks"), ("table", _about(attacks))]
+    blocks += [("h2", "The attacks"), ("words", _about(attacks))]
     return blocks
 
 
@@ -195,7 +197,7 @@ def _markdown(block: Block) -> str:
     kind, content = block
     if kind in ("h1", "h2", "h3"):
         return f"{'#' * int(kind[1])} {content}\n"
-    if kind == "table":
+    if kind in ("table", "words"):
         return markdown(content) + "\n"
     if kind in ("verdict", "list"):
         return "\n".join(f"- {line}" for line in content) + "\n"
@@ -206,11 +208,11 @@ def _markdown(block: Block) -> str:
 
 def _html(block: Block) -> str:
     kind, content = block
-    if kind == "table":
+    if kind in ("table", "words"):
         head, *rows = content
         cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
         lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-        return f"<table><tr>{cells}</tr>{''.join(lines)}</table>"
+        return f'<table class="{kind}"><tr>{cells}</tr>{"".join(lines)}</table>'
     if kind in ("verdict", "list"):
         items = "".join(f"<li>{escape(line)}</li>" for line in content)
         return f'<ul class="{kind}">{items}</ul>'
