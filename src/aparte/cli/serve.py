@@ -34,6 +34,10 @@ def serve(
     whole: Annotated[
         bool, typer.Option("--whole", help="Serve all of MODEL, for draft mode: this server sees the text.")
     ] = False,
+    inner_cuts: Annotated[
+        bool,
+        typer.Option("--inner-cuts", help="Let a session use fewer of the hosted layers, for random-cut."),
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
@@ -144,13 +148,15 @@ def serve(
         raise UserError("--cut has no use with --whole, which serves the model in one piece. Leave one out.")
     if replicas is not None and not ray:
         raise UserError("--replicas is for Ray Serve. Give --ray too, or leave it out.")
+    if whole and inner_cuts:
+        raise UserError("--inner-cuts has no use with --whole, where there is no cut. Leave one out.")
     compute = Compute(dtype, device, kv, batch_invariant)  # type: ignore[arg-type]
 
     keys, shown_token = _open_keys(tokens, token)
 
     from aparte.cloud.serving import Served
 
-    served = Served(model, where, compute, limits, tensor_parallel)
+    served = Served(model, where, compute, limits, tensor_parallel, inner=inner_cuts)
     if ray:
         from aparte.cli.serve_ray import serve_on_ray
 
