@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aparte.address import DEFAULT_PORT
 from aparte.cli import options
 from aparte.cli.output import note, print_json, progress_bar
 from aparte.config import Compute, Cut, ServerLimits, one_of, state_dir
@@ -21,8 +22,6 @@ from aparte.fingerprint import WHOLE, Fingerprint
 if TYPE_CHECKING:
     from aparte.cloud.keys import Keyring
     from aparte.cloud.server import MiddleServer
-
-DEFAULT_PORT = 7600
 
 
 #: Ways to come by a certificate besides --tls-cert.
