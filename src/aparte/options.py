@@ -15,7 +15,8 @@ MOST_TOP = 20
 class Options:
     """How tokens are chosen, when the answer ends, and what is told with it.
 
-    The names are those of ``aparte generate``. ``top_logprobs`` asks for the log-probability of every token
+    The names are those of ``aparte generate``. ``eos`` are the tokens that end the answer; without it the
+    model's own do. ``top_logprobs`` asks for the log-probability of every token
     and of so many likeliest ones; ``json_schema`` is a JSON schema, as a string, that the answer has to
     follow, and ``grammar`` a grammar in llguidance's variant of Lark. These three, penalties and biases need
     the model's logits, which draft mode doesn't bring here.
@@ -28,6 +29,7 @@ class Options:
     min_p: float = Sampling.min_p
     seed: int = Sampling.seed
     stop: tuple[str, ...] = ()
+    eos: tuple[int, ...] | None = None
     frequency_penalty: float = Penalties.frequency
     presence_penalty: float = Penalties.presence
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -46,7 +48,7 @@ class Options:
 
     @property
     def stopping(self) -> Stopping:
-        return Stopping(self.max_new_tokens, self.stop)
+        return Stopping(self.max_new_tokens, self.stop, self.eos)
 
     @property
     def penalties(self) -> Penalties:

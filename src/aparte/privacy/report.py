@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from aparte.privacy.plots import PAPER_MLP, depth_plot, frontier_plot
 from aparte.privacy.sequence import SequenceInverter
 from aparte.privacy.threats import BASELINES, THREATS
 from aparte.privacy.vocabulary import Vocabulary
+from aparte.report import Block, html_page, markdown_page, percent
 
 _ABOUT: tuple[Any, ...] = (
     Vocabulary,
@@ -34,32 +34,14 @@ _ABOUT: tuple[Any, ...] = (
     Frequency,
     LanguageModelOnly,
 )
-_STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;color:#1f2933}
-body{max-width:62rem;margin:2rem auto;padding:0 1rem}
-h1,h2,h3{line-height:1.2}
-table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overflow-x:auto}
-th,td{border-bottom:1px solid #dde3ea;padding:.3rem .6rem;text-align:right}
-th:first-child,td:first-child{text-align:left}
-img{max-width:100%}
-.verdict{border-left:4px solid #d55e00;padding:.2rem 2rem}
-"""
-
-Block = tuple[str, Any]
 
 
 def write_report(results: dict[str, Any], folder: Path) -> None:
     """Write ``results.json``, ``report.md`` and ``report.html`` into ``folder``."""
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     blocks = _blocks(results)
-    (folder / "report.md").write_text("\n".join(map(_markdown, blocks)), encoding="utf-8")
-    title = f"What the cloud can learn: {results['model']}"
-    page = (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
-        f'<meta name="viewport" content="width=device-width">\n<style>{_STYLE}</style>\n'
-        + "\n".join(map(_html, blocks))
-        + "\n</html>\n"
-    )
+    (folder / "report.md").write_text(markdown_page(blocks), encoding="utf-8")
+    page = html_page(f"What the cloud can learn: {results['model']}", blocks)
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
@@ -73,7 +55,7 @@ def verdict(results: dict[str, Any]) -> list[str]:
             best = max(plain, key=lambda row: row["top1"])
             sentences.append(
                 f"Without a defence, the best attack ({best['name']}, cut {best['cut']}) recovered "
-                f"{_percent(best['top1'])} of the tokens of {what}."
+                f"{percent(best['top1'])} of the tokens of {what}."
             )
     prompt = [row for row in rows if row.get("target") == "prompt" and row["name"] not in _baselines()]
     for price in results["defences"]:
@@ -81,9 +63,9 @@ def verdict(results: dict[str, Any]) -> list[str]:
         if mine:
             best = max(mine, key=lambda row: row["top1"])
             sentences.append(
-                f"With {price['setting']} at cut {price['cut']}: {_percent(best['top1'])} by "
+                f"With {price['setting']} at cut {price['cut']}: {percent(best['top1'])} by "
                 f"{best['name']}, at {price['perplexity_ratio']:.3g} times the perplexity and "
-                f"{_percent(price['agreement'])} of the device's choices unchanged."
+                f"{percent(price['agreement'])} of the device's choices unchanged."
             )
     return sentences
 
@@ -153,7 +135,7 @@ def _attack_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
                 row["name"],
                 row["cut"],
                 row["defence"],
-                *(_percent(row[key]) for key in ("top1", "top5", "exact", "rouge_l", "bleu", "pii_recall")),
+                *(percent(row[key]) for key in ("top1", "top5", "exact", "rouge_l", "bleu", "pii_recall")),
                 str(row["attacker_tokens"]),
                 f"{row['seconds']:.1f}",
             ]
@@ -171,7 +153,7 @@ def _mlp_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     for front in sorted({int(row["cut"].split(",")[0]) for row in mine}):
         here = {row["attacker_tokens"]: row["top1"] for row in mine if int(row["cut"].split(",")[0]) == front}
         table.append(
-            [str(front), _percent(PAPER_MLP.get(front)), *(_percent(here.get(size)) for size in sizes)]
+            [str(front), percent(PAPER_MLP.get(front)), *(percent(here.get(size)) for size in sizes)]
         )
     return table
 
@@ -183,7 +165,7 @@ def _personal_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     table = [["attack, cut, defence", *(kind.lower().replace("_", " ") for kind in kinds)]]
     for row in rows:
         label = f"{row['name']}, {row['cut']}, {row['defence']}"
-        table.append([label, *(_percent(row["pii"].get(kind)) for kind in kinds)])
+        table.append([label, *(percent(row["pii"].get(kind)) for kind in kinds)])
     return table
 
 
@@ -197,7 +179,7 @@ def _defence_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
                 row["cut"],
                 f"{row['perplexity']:.4g}",
                 f"{row['perplexity_ratio']:.4g}",
-                _percent(row["agreement"]),
+                percent(row["agreement"]),
                 f"{row['bytes_ratio']:.3g}",
                 f"{row['speed_ratio']:.3g}",
                 f"{row['device_layers']:.3g}",
@@ -214,12 +196,12 @@ def _traffic(row: dict[str, Any]) -> str:
         "cloud": "the cloud",
         "answer_only": "the cloud, from the answer alone, without the prompt's length",
     }
-    told = "; ".join(f"{names[name]} in {_percent(views[name]['top1'])} of cases" for name in names)
+    told = "; ".join(f"{names[name]} in {percent(views[name]['top1'])} of cases" for name in names)
     under = "" if row["defence"] == "none" else f"With {row['defence']}: "
     return (
         f"{under}Which of {row['prompts']} known prompts was being answered (speculative decoding, "
         f"temperature {row['temperature']:g}, earlier answers to each known) was told by: {told}. "
-        f"By chance: {_percent(1 / row['prompts'])}."
+        f"By chance: {percent(1 / row['prompts'])}."
     )
 
 
@@ -239,38 +221,3 @@ def _about(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 def _baselines() -> tuple[str, ...]:
     return Uniform.name, Frequency.name, LanguageModelOnly.name
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"
-
-
-def _markdown(block: Block) -> str:
-    kind, content = block
-    if kind in ("h1", "h2", "h3"):
-        return f"{'#' * int(kind[1])} {content}\n"
-    if kind == "table":
-        head, *rows = content
-        lines = [head, ["---"] * len(head), *rows]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
-    if kind in ("verdict", "list"):
-        return "\n".join(f"- {line}" for line in content) + "\n"
-    if kind == "img":
-        return f"({content[0]}: plot in report.html)\n"
-    return f"{content}\n"
-
-
-def _html(block: Block) -> str:
-    kind, content = block
-    if kind == "table":
-        head, *rows = content
-        cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-        return f"<table><tr>{cells}</tr>{''.join(lines)}</table>"
-    if kind in ("verdict", "list"):
-        items = "".join(f"<li>{escape(line)}</li>" for line in content)
-        return f'<ul class="{kind}">{items}</ul>'
-    if kind == "img":
-        title, source = content
-        return f'<h3>{escape(title)}</h3><img alt="{escape(title)}" src="{source}">'
-    return f"<{kind}>{escape(content)}</{kind}>"
