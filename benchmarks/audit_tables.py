@@ -44,9 +44,15 @@ def about(results: dict[str, Any]) -> str:
 
 
 def readme(audits: list[dict[str, Any]]) -> str:
-    """The price of every setting, and what it does not keep secret: of the first audit that priced any."""
-    results = next(results for results in audits if frontier_table(results))
-    return "\n\n".join([about(results), markdown(frontier_table(results)), frontier_sentence(results), BY])
+    """By depth, of the first audit; and of the first that has prices, every setting and its price."""
+    blocks = [about(audits[0]), markdown(depth_table(audits[0]["attacks"]))]
+    for results in audits:
+        if table := frontier_table(results):
+            if results is not audits[0]:
+                blocks.append(about(results))
+            blocks += [markdown(table), frontier_sentence(results), BY]
+            break
+    return "\n\n".join(blocks)
 
 
 def privacy_page(audits: list[dict[str, Any]]) -> str:

@@ -27,6 +27,8 @@ def frontier_table(results: dict[str, Any]) -> Table:
         setting = setting_of(row)
         prompt = best.get((setting, row["cut"], "prompt"))
         answer = best.get((setting, row["cut"], "answer"))
+        if prompt is None and answer is None:  # nothing attacked it, so a price says nothing
+            continue
         table.append(
             [
                 setting,
