@@ -21,10 +21,10 @@ from aparte.privacy.tables import (
     domain_table,
     frontier_sentence,
     frontier_table,
-    markdown,
     mlp_table,
     traffic_sentence,
 )
+from aparte.report import markdown_page
 
 ROOT = Path(__file__).parent.parent
 KEPT = Path(__file__).parent / "results" / "audit.json"
@@ -74,6 +74,10 @@ def everything(results: dict[str, Any]) -> str:
     if told:
         blocks += ["### Traffic", *told]
     return "\n\n".join(blocks)
+
+
+def markdown(table: list[list[str]]) -> str:
+    return markdown_page([("table", table)]).rstrip()
 
 
 BY = (
