@@ -18,7 +18,7 @@ def machine() -> str:
 
 
 def load() -> float | None:
-    """Programs that wanted a processor in the last minute, on average; None where the system does not tell."""
+    """Programs that wanted a processor in the last minute; None where the system does not tell."""
     try:
         return round(os.getloadavg()[0], 1)
     except (AttributeError, OSError):
