@@ -8,7 +8,7 @@ import pytest
 
 from aparte.config import Compute, Cut
 from aparte.errors import AparteError, UserError
-from aparte.measure.load import Load, Row, _Answers, _Client, measure
+from aparte.measure.load import Client, Load, Row, _Answers, measure
 from aparte.measure.wan_link import WanProfile
 
 FLOAT32 = Compute("float32", "cpu")
@@ -45,7 +45,7 @@ def test_devices_in_company_write_what_one_alone_writes(llama_folder: Path) -> N
 
 def test_a_device_that_fails_says_why(llama_folder: Path) -> None:
     with (
-        _Client(load(str(llama_folder)), "ws://127.0.0.1:1", "token", 0) as client,
+        Client(load(str(llama_folder)), "ws://127.0.0.1:1", "token", 0) as client,
         pytest.raises(AparteError, match=r"device of the measurement failed: .*cannot be reached"),
     ):
         client.receive()

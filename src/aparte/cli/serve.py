@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 from pathlib import Path
@@ -65,6 +64,12 @@ def serve(
             metavar="SIZE", help="Memory for all sessions, like 2GB; auto: a share of what is free."
         ),
     ] = "auto",
+    log_format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Lines on standard error: text, or json.")
+    ] = "text",
+    log_level: Annotated[
+        str, typer.Option(metavar="LEVEL", help="The least that is logged: debug, info, warning, error.")
+    ] = "info",
     exit_with_parent: Annotated[int | None, typer.Option(hidden=True, metavar="PID")] = None,
     json: options.Json = False,
 ) -> None:
@@ -72,8 +77,9 @@ def serve(
 
     With --whole it serves the whole model to devices that draft (--target draft), and sees their text.
     """
-    from aparte.cloud import door
+    from aparte.cloud import door, journal
 
+    journal.check(log_format, log_level)
     if tokens is not None and token_file is not None:
         raise UserError("--tokens holds all tokens of a server, --token-file the only one. Give one of them.")
     token = options.read_token(token_file) if tokens is None else None
@@ -119,8 +125,7 @@ def serve(
         worker = compute_thread()
         engine = worker.submit(load).result()
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("websockets").setLevel(logging.ERROR)
+    journal.set_up(log_format, log_level)
     pin = None if tls_cert is None else door.pin_of(tls_cert)
     server = MiddleServer(engine, worker=worker, keys=keys, tls=tls)
     asyncio.run(_run(server, host, port, pin, exit_with_parent, json))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 from aparte.cloud.batch import Job, Outcome, Share
@@ -32,8 +33,16 @@ _Answer = asyncio.Future[Computed | None]
 class Scheduler:
     """Puts jobs into passes of ``engine``, which run on ``worker`` one after the other."""
 
-    def __init__(self, engine: Engine, worker: Executor, memory: CacheMemory | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        worker: Executor,
+        memory: CacheMemory | None = None,
+        on_pass: Callable[[int, int, float], None] = lambda sessions, nodes, pass_ms: None,
+    ) -> None:
+        """``on_pass`` is told of every pass: how many sessions and nodes it had, and how long it took."""
         self._engine = engine
+        self._on_pass = on_pass
         self._memory = memory or CacheMemory(None)
         self._worker = worker
         self._cost = PassCost()
@@ -111,7 +120,9 @@ class Scheduler:
         except Exception as error:  # nothing that a session can cause; none of them may wait for ever
             outcomes = [error] * len(shares)
         else:
-            self._cost.observe(sum(share.nodes for share in shares), (time.perf_counter() - started) * 1e3)
+            nodes, pass_ms = sum(share.nodes for share in shares), (time.perf_counter() - started) * 1e3
+            self._cost.observe(nodes, pass_ms)
+            self._on_pass(len(shares), nodes, pass_ms)
         self.passes += 1
         self.shared_passes += len(shares) > 1
         for (share, answer), outcome in zip(taken, outcomes, strict=True):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from aparte.cloud.acceptance import Acceptance
 from aparte.config import ServerLimits
 from aparte.errors import SlotError, UserError
 from aparte.model.cache import SlotCache
@@ -55,6 +56,7 @@ class Session(ABC):
         #: Steps that came and are not answered yet, and when the newest one came (monotonic seconds).
         self.unanswered = 0
         self.last_used = time.monotonic()
+        self.acceptance = Acceptance()
         #: Called when the memory is needed for others.
         self.on_evict: Callable[[], None] = lambda: None
 
