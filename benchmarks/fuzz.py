@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
+import queue
 import random
 import re
 import sys
@@ -113,23 +115,24 @@ class Attack:
         self.url = url
         self.hello, *self.steps = recorded
         self.left = messages
-        self.sent = 0
+        self.sent = self.made_up = 0
         self.answers: Counter[str] = Counter()
         self._seed = seed
+        self._made: queue.Queue[list[bytes]] = queue.Queue(maxsize=50)
 
     async def run(self) -> None:
         """All of it, from several sides at once."""
-        made = asyncio.Queue[list[bytes]](maxsize=200)
-        maker = threading.Thread(target=self._make_up, args=(made, asyncio.get_running_loop()), daemon=True)
+        maker = threading.Thread(target=self._make_up, daemon=True)
         maker.start()
-        await asyncio.gather(
-            *(self._side(random.Random(self._seed + side), made) for side in range(ATTACKERS))
-        )
+        await asyncio.gather(*(self._side(random.Random(self._seed + side)) for side in range(ATTACKERS)))
+        await asyncio.to_thread(maker.join)
 
-    async def _side(self, rng: random.Random, made: asyncio.Queue[list[bytes]]) -> None:
+    async def _side(self, rng: random.Random) -> None:
         while self.left > 0:
-            if rng.random() < MADE_UP:
-                messages = [self.hello, *await made.get()]
+            if rng.random() < MADE_UP and not self._made.empty():
+                made = self._made.get()
+                self.made_up += len(made)
+                messages = [self.hello, *made]
             elif rng.random() < 0.2:
                 messages = [mutate(self.hello, rng)]
             else:
@@ -161,21 +164,22 @@ class Attack:
         frame = decode(answer)
         self.answers[frame.code if isinstance(frame, ErrorFrame) else type(frame).__name__] += 1
 
-    def _make_up(self, made: asyncio.Queue[list[bytes]], loop: asyncio.AbstractEventLoop) -> None:
-        """Hypothesis calls back; what it makes up goes into the queue, over and over with other seeds."""
-        for number in range(10**9):
+    def _make_up(self) -> None:
+        """Hypothesis calls back with what it makes up, over and over with other seeds."""
+        for number in itertools.count(self._seed):
 
-            @seed(self._seed + number)
-            @settings(max_examples=500, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+            @seed(number)
+            @settings(max_examples=50, database=None, deadline=None, suppress_health_check=list(HealthCheck))
             @given(st.lists(made_up(), min_size=1, max_size=BURST))
             def hand_over(messages: list[bytes]) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    asyncio.run_coroutine_threadsafe(made.put(messages), loop).result(120)
+                while self.left > 0:
+                    with contextlib.suppress(queue.Full):
+                        self._made.put(messages, timeout=0.1)
+                        break
 
+            hand_over()
             if self.left <= 0:
                 return
-            with contextlib.suppress(Exception):
-                hand_over()
 
 
 class Bystander(threading.Thread):
@@ -288,6 +292,7 @@ def measure(options: argparse.Namespace, cloud: Cloud) -> dict[str, Any]:
     settled = watch.resident[len(watch.resident) // 5 :] or [0]
     return {
         "messages": attack.sent,
+        "made_up": attack.made_up,
         "seconds": round(seconds, 1),
         "answers": dict(attack.answers.most_common()),
         "internal_errors": after["errors"].get("internal", 0),

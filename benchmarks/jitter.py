@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/jitter.py                            # 60 s, the default model
     .venv/bin/python benchmarks/jitter.py --model FOLDER --seconds 5 --json
 
-Every device has a link of its own: 20 ms round trip, up to 80 ms more each way at random (the WAN emulator), and in
-front of it a relay that stalls for up to three seconds and resets connections: one step in a hundred
+Every device has a link of its own: 20 ms round trip, up to 80 ms more each way at random (the WAN emulator),
+and in front of it a relay that stalls for up to three seconds and resets connections: one step in a hundred
 loses its connection. Answers are greedy and sampled, one token at a time and with drafts sent ahead.
 """
 

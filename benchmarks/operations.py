@@ -5,8 +5,8 @@
     .venv/bin/python benchmarks/operations.py --only soak --more "--minutes 2"
     .venv/bin/python benchmarks/operations.py --page             # only write the tables
 
-Each is a command of its own; its JSON goes to ``benchmarks/results/cloud`` with the command, the commit and the
-machine. The tables go between two marks in the page; what stands there by hand is left alone.
+Each is a command of its own; its JSON goes to ``benchmarks/results/cloud`` with the command, the commit and
+the machine. The tables go between two marks in the page; what stands there by hand is left alone.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _loopback(found: dict[str, Any]) -> str:
     one = result["rows"][0]
     return (
         f"Without a network, one device and a cloud on loopback write {one['tok_s']:.1f} tok/s, "
-        f"{result['one_to_unsplit']:.0%} of the {result['unsplit_tok_s']:.1f} tok/s of the unsplit model in one "
-        "process, measured in turns.\n"
+        f"{result['one_to_unsplit']:.0%} of the {result['unsplit_tok_s']:.1f} tok/s of the unsplit model in "
+        "one process, measured in turns.\n"
     )
 
 
@@ -131,7 +131,7 @@ def _kills(result: dict[str, Any]) -> tuple[str, str]:
 
 def _jitter(result: dict[str, Any]) -> tuple[str, str]:
     return (
-        f"{result['seconds']:.0f} s of {result['clients']} devices at 20 ms with up to 80 ms jitter each way, "
+        f"{result['seconds']:.0f} s of {result['clients']} devices at 20 ms, up to 80 ms jitter each way, "
         f"{result['stalls']} stalls, {result['resets']} resets",
         f"{result['failed']} failed; {result['identical']} of {result['answers']} answers as undisturbed",
     )
@@ -142,9 +142,9 @@ def _fuzz(result: dict[str, Any]) -> tuple[str, str]:
     return (
         f"{result['messages']:,} broken messages in {result['seconds']:.0f} s",
         f"server {'up' if result['alive'] else 'down'}, {result['internal_errors']} internal errors, "
-        f"{other['identical']} of {other['answers']} answers of the other session as undisturbed; caches at most "
-        f"{kv['most'] / 1e6:.0f} of {kv['budget'] / 1e6:.0f} MB and {kv['after']} bytes afterwards; memory "
-        f"{memory['after_a_fifth']:.0f} MB after a fifth, {memory['end']:.0f} MB at the end",
+        f"{other['identical']} of {other['answers']} answers of the other session as undisturbed; caches at "
+        f"most {kv['most'] / 1e6:.0f} of {kv['budget'] / 1e6:.0f} MB and {kv['after']} bytes afterwards; "
+        f"memory {memory['after_a_fifth']:.0f} MB after a fifth, {memory['end']:.0f} MB at the end",
     )
 
 
@@ -155,9 +155,9 @@ def _soak(found: dict[str, Any]) -> str:
     memory = result["resident_mb"]
     columns = ["memory of the server, tenth of the time", *map(str, range(1, len(memory["by_tenth"]) + 1))]
     return (
-        f"{result['minutes']:g} minutes with {result['clients']} devices, {result['answers']} answers in as many "
-        f"sessions: after the first tenth the server's memory grew by {result['growth']:+.2%} and strayed by "
-        f"{result['spread']:.2%}.\n\n"
+        f"{result['minutes']:g} minutes with {result['clients']} devices, {result['answers']} answers in as "
+        f"many sessions: after the first tenth the server's memory grew by {result['growth']:+.2%} and strayed "
+        f"by {result['spread']:.2%}.\n\n"
         + table(columns, [["MB", *(f"{size:.0f}" for size in memory["by_tenth"])]])
     )
 

@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/soak.py                              # 10 minutes, 8 devices
     .venv/bin/python benchmarks/soak.py --model FOLDER --minutes 0.2 --clients 2 --json
 
-Devices are processes. Each writes one answer after the other, every one in a session of its own. After a warm-up
-the memory of the server's process has to stay within 2 % of what it was.
+Devices are processes. Each writes one answer after the other, every one in a session of its own. After a
+warm-up the memory of the server's process has to stay within 2 % of what it was.
 """
 
 from __future__ import annotations
@@ -68,9 +68,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             results = together(devices.clients, min(ROUND_S, max(1.0, left_s)))
             answers += sum(len(result["answers"]) for result in results)
             tokens += sum(result["tokens"] for result in results)
-            say(
-                f"{time.monotonic() - started:.0f} s, {answers} answers, {sampler.samples[-1][1] / 1e6:.1f} MB"
-            )
+            size = sampler.samples[-1][1]
+            say(f"{time.monotonic() - started:.0f} s, {answers} answers, {size / 1e6:.1f} MB")
         sampler.finish()
     return report_of(sampler.samples, total_s) | {
         "clients": options.clients,

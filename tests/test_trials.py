@@ -10,12 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-import operations
 import fuzz
 import jitter
+import operations
+import pytest
 import soak
+
 from running import running_server
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -143,17 +143,29 @@ RESULTS: dict[str, dict[str, Any]] = {
     "loopback": {"rows": [{"tok_s": 27.0}], "unsplit_tok_s": 30.0, "one_to_unsplit": 0.9},
     "kills": {"kills": 100, "answers": 222, "identical": 222, "lost_in_an_answer": 90},
     "jitter": {
-        **{"seconds": 61.0, "clients": 3, "stalls": 7, "resets": 9, "failed": 0},
-        **{"identical": 44, "answers": 44},
+        "seconds": 61.0,
+        "clients": 3,
+        "stalls": 7,
+        "resets": 9,
+        "failed": 0,
+        "identical": 44,
+        "answers": 44,
     },
     "fuzz": {
-        **{"messages": 100_000, "seconds": 90.0, "alive": True, "internal_errors": 0},
+        "messages": 100_000,
+        "seconds": 90.0,
+        "alive": True,
+        "internal_errors": 0,
         "other_session": {"identical": 55, "answers": 55},
         "kv_bytes": {"most": 1e8, "budget": 2e8, "after": 0},
         "resident_mb": {"after_a_fifth": 600.0, "end": 601.0},
     },
     "soak": {
-        **{"minutes": 10.0, "clients": 8, "answers": 333, "growth": 0.001, "spread": 0.005},
+        "minutes": 10.0,
+        "clients": 8,
+        "answers": 333,
+        "growth": 0.001,
+        "spread": 0.005,
         "resident_mb": {"by_tenth": [500.0, 501.0]},
     },
 }

@@ -17,25 +17,15 @@ def test_a_server_is_asked_and_logs_json(aparte: Command, llama_folder: Path) ->
     url = json.loads(child.stdout.readline())["listening"]
     prompt = "a secret harbour"
     answer = aparte(
-        *(
-            "generate",
-            llama_folder,
-            prompt,
-            "--cloud",
-            url,
-            "--dtype",
-            "float32",
-            "--max-new-tokens",
-            4,
-            "--json",
-        )
+        *("generate", llama_folder, prompt, "--cloud", url, "--dtype", "float32"),
+        *("--max-new-tokens", 4, "--json"),
     )
     found = aparte("status", "--cloud", url, "--json")
     assert found.code == 0, found.err
     assert found.json["sessions"]["opened"] == 1
     shown = aparte("status", "--cloud", url)
     assert "round trip" in shown.out
-    assert "last error  none" in " ".join(shown.out.split("\n")).replace("   ", "  ")
+    assert "\n  last error  none\n" in shown.out
     child.send_signal(signal.SIGTERM)
     _, err = child.communicate(timeout=20)
     events = [json.loads(line) for line in err.splitlines()]

@@ -1,4 +1,4 @@
-"""What headers tell of acceptance: a device that decodes, prompts in chunks, steps ahead, rollbacks, rubbish."""
+"""What headers tell of acceptance: decoding, prompts in chunks, steps ahead, rollbacks, rubbish."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fuzz import Attack
 from safetensors.torch import load_file, save_file
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -42,7 +43,6 @@ from dialogue import (
     unsplit_tokens,
     wait_until,
 )
-from fuzz import Attack
 from held import GatedStage, held_up
 from relay import websocket_frames
 from running import FLOAT32, running_server
@@ -693,7 +693,7 @@ def test_an_internal_error_ends_one_session_and_tells_nobody_what_it_was(
     assert "multiply" not in caplog.text
 
 
-#: Everything that an event of the log may say: its name, and fields that are numbers, codes or a token's name.
+#: All that an event of the log may say: its name, and fields that are numbers, codes or a token's name.
 LOG_LINE = re.compile(
     r"(session_start|session_end|session_error|refused)"
     r"( (session|seconds|steps|stale_steps|nodes|bytes_up|bytes_down)=[\d.]+"

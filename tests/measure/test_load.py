@@ -25,7 +25,7 @@ def test_devices_in_company_write_what_one_alone_writes(llama_folder: Path) -> N
     def progress(label: str, done: int, total: int) -> None:
         seen.append((label, done, total))
 
-    wanted = load(str(llama_folder), clients=(1, 2), seconds=0.7, repeats=2, max_new_tokens=12)
+    wanted = load(str(llama_folder), clients=(1, 2), seconds=0.7, repeats=2, max_new_tokens=12, unsplit=True)
     report = measure(wanted, progress)
     assert report["identical"] is True
     assert report["answers"] >= 6
@@ -39,7 +39,9 @@ def test_devices_in_company_write_what_one_alone_writes(llama_folder: Path) -> N
         assert 5 <= row["step_p50_ms"] <= row["step_p95_ms"]
         assert 0 <= row["queue_p50_ms"] <= row["queue_p95_ms"]
         assert 0 < row["cloud_p50_ms"] < row["step_p50_ms"]
-    assert ("rounds", 4, 4) in seen
+    assert report["unsplit_tok_s"] > one["tok_s"]  # which waits for its link
+    assert report["one_to_unsplit"] == pytest.approx(one["tok_s"] / report["unsplit_tok_s"], rel=0.01)
+    assert ("rounds", 6, 6) in seen
     assert ("starting devices", 2, 2) in seen
 
 

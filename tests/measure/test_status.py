@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from aparte import __version__
+from aparte.cloud.door import pin_of, tls_context
 from aparte.config import ServerLimits
 from aparte.errors import DoorError, LinkError
 from aparte.measure.doctor_path import Door
 from aparte.measure.status import _read, status_of
-from aparte.cloud.door import pin_of, tls_context
 from certificates import make_certificate
 from dialogue import Device, fingerprint_of, open_link, raw_device
 from running import running_server

@@ -1,4 +1,4 @@
-"""Attacks on recordings: the states that were really sent give the text back; and what there is nothing in."""
+"""Attacks on recordings: the states that were sent give the text back; and what there is nothing in."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from aparte.cli import options
-from aparte.cli.output import print_json, show_table
+from aparte.cli.output import print_json, write
 
 
 def status(
@@ -25,14 +25,16 @@ def status(
     if json:
         print_json(found)
     else:
-        show_table(found["url"], ["", ""], _rows(found))
+        write(f"{found['url']}\n")
+        for name, text in _rows(found).items():
+            write(f"  {name.ljust(12)}{text}\n")
 
 
-def _rows(found: dict[str, Any]) -> list[list[str]]:
+def _rows(found: dict[str, Any]) -> dict[str, str]:
     sessions, memory, steps = found["sessions"], found["memory"], found["steps"]
     budget = memory["kv_budget_bytes"]
     error = found["last_error"]
-    rows = {
+    return {
         "serves": f"{found['model']}, cut {found['cut']}, {found['dtype']}",
         "version": found["version"],
         "round trip": "unknown: it is full" if found["rtt_ms"] is None else f"{found['rtt_ms']:.1f} ms",
@@ -46,7 +48,6 @@ def _rows(found: dict[str, Any]) -> list[list[str]]:
         "errors": ", ".join(f"{code} {_count(count)}" for code, count in found["errors"].items()) or "none",
         "last error": f"{error['code']}, {_duration(error['seconds_ago'])} ago" if error else "none",
     }
-    return [[name, text] for name, text in rows.items()]
 
 
 def _count(value: float | None) -> str:

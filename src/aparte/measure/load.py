@@ -26,7 +26,6 @@ from aparte.measure.cloud_process import CloudProcess
 from aparte.measure.wan_link import WanProfile
 from aparte.measure.wan_process import wan_process
 
-
 #: Stands for the model in one piece among the numbers of devices.
 UNSPLIT = 0
 
@@ -175,7 +174,7 @@ class Client:
     """A :mod:`aparte.measure.load_client` process."""
 
     def __init__(self, load: Load, url: str | None, token: str, index: int, threads: int | None = 1) -> None:
-        """Without a ``url`` it runs the whole model by itself; without ``threads`` with as many as suit it."""
+        """Without a ``url`` it runs the whole model. ``threads`` is None for as many as suit it."""
         self._errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._child = subprocess.Popen(
             [sys.executable, "-m", "aparte.measure.load_client"],

@@ -1,7 +1,7 @@
 """What a cloud could make of a recording: vocabulary matching on the states that it really got, and traffic.
 
-The recording (:mod:`aparte.wire.record`) holds what the cloud received and nothing that it did not: no tokens, so
-that there is no truth to score against. Vocabulary matching needs none. It runs candidates through the public
+The recording (:mod:`aparte.wire.record`) holds what the cloud received and nothing that it did not: no tokens,
+so that there is no truth to score against. Vocabulary matching needs none. It runs candidates through the public
 front and takes the one whose state is the received one, within the distance that a trial on the attacker's
 own text allows; that a wrong token passes is then as rare as in the trial. Where the device rounded or added
 noise, say with which ``--defences``; if right and wrong candidates overlap there, the attack falls back to
@@ -12,6 +12,7 @@ Assumptions: the public weights. Cost: as for :mod:`aparte.privacy.vocabulary`.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -57,8 +58,8 @@ class Row:
 def committed_path(visit: Visit, codec: TensorCodec) -> tuple[list[Row], int]:
     """The nodes that became text, in order, and how many others were sent.
 
-    The last step's outcome is not in the recording. Of it the first node counts, which was the target's choice,
-    or, if it brought the prompt, the chain that it begins with.
+    The last step's outcome is not in the recording. Of it the first node counts, which was the target's
+    choice, or, if it brought the prompt, the chain that it begins with.
     """
     prompt = _prompt(visit.exchanges)
     nodes: dict[int, tuple[int, Row]] = {}  # slot -> parent, row
@@ -91,7 +92,7 @@ def traffic_of(visit: Visit, path: list[Row]) -> dict[str, Any]:
     prompt = _prompt(exchanges)
     kept = Counter(row.exchange for row in path)
     answering = exchanges[prompt:]
-    gaps = [later.at_s - earlier.at_s for earlier, later in zip(answering, answering[1:], strict=False)]
+    gaps = [later.at_s - earlier.at_s for earlier, later in itertools.pairwise(answering)]
     return {
         "messages_up": len(exchanges),
         "distinct_sizes_up": len({exchange.bytes_up for exchange in exchanges}),

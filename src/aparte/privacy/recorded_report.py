@@ -18,13 +18,13 @@ def sentences(results: dict[str, Any]) -> Iterator[str]:
         traffic, positions = row["traffic"], row["positions"]
         if row["found_share"] is None:
             yield (
-                f"Session {number}: {positions} tokens reached the cloud; distances alone do not decide there, "
-                "so that nothing proves which of the tokens that were read are right."
+                f"Session {number}: {positions} tokens reached the cloud; distances alone do not decide "
+                "there, so that nothing proves which of the tokens that were read are right."
             )
         else:
             yield (
-                f"Session {number}: of {positions} tokens that reached the cloud as hidden states, vocabulary "
-                f"matching found {row['found_share']:.1%} (public weights, {row['seconds']:.1f} s)."
+                f"Session {number}: of {positions} tokens that reached the cloud as hidden states, "
+                f"vocabulary matching found {row['found_share']:.1%} (public weights, {row['seconds']:.1f} s)."
             )
         yield (
             f"  Sizes alone: {traffic['messages_up']} messages of {traffic['distinct_sizes_up']} sizes, the "

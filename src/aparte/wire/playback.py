@@ -53,7 +53,7 @@ class Visit:
 
 
 def visits(messages: Iterable[Message]) -> list[Visit]:
-    """The sessions, in the order in which they began. A session that went on after a lost connection is one."""
+    """The sessions in the order in which they began. One that went on after a lost connection is one."""
     found: list[Visit] = []
     current: dict[int, Visit] = {}
     before: dict[int, Visit] = {}  # of the connection before, until a welcome says which it is
