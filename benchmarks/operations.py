@@ -156,7 +156,7 @@ def _soak(found: dict[str, Any]) -> str:
     columns = ["memory of the server, tenth of the time", *map(str, range(1, len(memory["by_tenth"]) + 1))]
     return (
         f"{result['minutes']:g} minutes with {result['clients']} devices, {result['answers']} answers in as "
-        f"many sessions: after the first tenth the server's memory grew by {result['growth']:+.2%} and strayed "
+        f"many sessions: after the first tenth its memory grew by {result['growth']:+.2%} and strayed "
         f"by {result['spread']:.2%}.\n\n"
         + table(columns, [["MB", *(f"{size:.0f}" for size in memory["by_tenth"])]])
     )

@@ -1,11 +1,11 @@
 """What a cloud could make of a recording: vocabulary matching on the states that it really got, and traffic.
 
-The recording (:mod:`aparte.wire.record`) holds what the cloud received and nothing that it did not: no tokens,
-so that there is no truth to score against. Vocabulary matching needs none. It runs candidates through the public
-front and takes the one whose state is the received one, within the distance that a trial on the attacker's
-own text allows; that a wrong token passes is then as rare as in the trial. Where the device rounded or added
-noise, say with which ``--defences``; if right and wrong candidates overlap there, the attack falls back to
-probability, and ``found_share`` is not known.
+The recording (:mod:`aparte.wire.record`) holds what the cloud received and nothing that it did not: no
+tokens, so that there is no truth to score against. Vocabulary matching needs none. It runs candidates through
+the public front and takes the one whose state is the received one, within the distance that a trial on the
+attacker's own text allows; that a wrong token passes is then as rare as in the trial. Where the device
+rounded or added noise, say with which ``--defences``; if right and wrong candidates overlap there, the attack
+falls back to probability, and ``found_share`` is not known.
 
 Assumptions: the public weights. Cost: as for :mod:`aparte.privacy.vocabulary`.
 """

@@ -24,7 +24,7 @@ def sentences(results: dict[str, Any]) -> Iterator[str]:
         else:
             yield (
                 f"Session {number}: of {positions} tokens that reached the cloud as hidden states, "
-                f"vocabulary matching found {row['found_share']:.1%} (public weights, {row['seconds']:.1f} s)."
+                f"vocabulary matching found {row['found_share']:.1%} ({row['seconds']:.1f} s)."
             )
         yield (
             f"  Sizes alone: {traffic['messages_up']} messages of {traffic['distinct_sizes_up']} sizes, the "

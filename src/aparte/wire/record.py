@@ -1,9 +1,9 @@
 """``--record``: what the cloud saw, kept on the device for an audit.
 
-A recording is a file of its owner alone (mode 0600). It begins with 14 bytes, ``aparte-record\\n``, the length
-of a JSON header (4 bytes) and that header: ``format`` (1), ``version``, ``started`` and what the device was
-(``target``, ``model``, ``cut``, ``wire``, ``width``, ``layers``, ``dtype``). After it comes one record per
-message:
+A recording is a file of its owner alone (mode 0600). It begins with 14 bytes, ``aparte-record\\n``, the
+length of a JSON header (4 bytes) and that header: ``format`` (1), ``version``, ``started`` and what the
+device was (``target``, ``model``, ``cut``, ``wire``, ``width``, ``layers``, ``dtype``). After it comes one
+record per message:
 
     | kind, 1 byte | link, 4 bytes | seconds since the start, 8 bytes (double) | length, 4 bytes | message |
 
