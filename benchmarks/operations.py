@@ -77,7 +77,7 @@ def _load(found: dict[str, Any]) -> str:
     result = found["load"]["result"]
     columns = [
         *("devices", "tok/s together", "of one device", "step, p50", "step, p95"),
-        *("queue, p50", "queue, p95", "forward pass, p50"),
+        *("queue, p50", "queue, p95", "forward pass, p50", "p95"),
     ]
     rows = [
         [
@@ -86,7 +86,16 @@ def _load(found: dict[str, Any]) -> str:
             "-" if row["ratio_to_one"] is None else f"{row['ratio_to_one']:.2f}x",
             *(
                 "-" if row[name] is None else f"{row[name]:.0f} ms"
-                for name in (*("step_p50_ms", "step_p95_ms", "queue_p50_ms", "queue_p95_ms", "cloud_p50_ms"),)
+                for name in (
+                    *(
+                        "step_p50_ms",
+                        "step_p95_ms",
+                        "queue_p50_ms",
+                        "queue_p95_ms",
+                        "cloud_p50_ms",
+                        "cloud_p95_ms",
+                    ),
+                )
             ),
         ]
         for row in result["rows"]

@@ -131,6 +131,7 @@ RESULTS: dict[str, dict[str, Any]] = {
                 "queue_p50_ms": 10.0,
                 "queue_p95_ms": None,
                 "cloud_p50_ms": 30.0,
+                "cloud_p95_ms": 44.0,
             }
         ],
         "link": {"rtt_ms": 80.0},

@@ -80,6 +80,7 @@ def test_a_row_is_made_of_all_its_steps() -> None:
         "queue_p50_ms": 5.0,
         "queue_p95_ms": 9.5,
         "cloud_p50_ms": 7.0,
+        "cloud_p95_ms": 7.0,
         "steps": 100,
     }
 

@@ -6,8 +6,10 @@ it was tried and made no more steps per second, mostly fewer. A session has one 
 its steps build on each other, so that the order of arrival is a round robin.
 
 How many nodes a shared pass has at most follows from what passes cost (:mod:`aparte.cloud.pass_cost`). A
-step of more than half of that is cut into pieces, each of which waits for its turn like a step. A session by
-itself is neither cut nor kept waiting.
+step of more than half of that is cut into pieces, each of which waits for its turn like a step. Prompts,
+which begin with a long chain, are cut into smaller ones, because others wait for every pass that they make longer;
+trees of drafts are not, because their device waits for all of them. A session by itself is neither cut nor
+kept waiting.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class Scheduler:
         self._memory.settle()
         alone = len(self._seen) == 1 and len(self._waiting) == 1
         room = self._cost.full
-        piece = room // 2
+        piece, half = self._cost.piece, room // 2
         taken: list[tuple[Share, _Answer]] = []
         left: deque[tuple[Job, _Answer]] = deque()
         for job, answer in self._waiting:
@@ -96,7 +98,7 @@ class Scheduler:
             if job.stale:
                 answer.set_result(None)
                 continue
-            nodes = job.rest if alone else min(job.rest, piece)
+            nodes = job.rest if alone else min(job.rest, piece if job.chain > piece else half)
             if taken and nodes > room:
                 left.append((job, answer))
                 continue

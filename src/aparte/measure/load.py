@@ -75,6 +75,7 @@ class Row:
             "queue_p50_ms": _percentile(columns["queue_ms"], 50),
             "queue_p95_ms": _percentile(columns["queue_ms"], 95),
             "cloud_p50_ms": _percentile(columns["cloud_ms"], 50),
+            "cloud_p95_ms": _percentile(columns["cloud_ms"], 95),
             "steps": len(self.steps),
         }
 
