@@ -40,6 +40,10 @@ MEASUREMENTS: dict[str, list[str]] = {
 }
 
 
+#: Columns of the table of ``bench load``.
+TIMES = ("step_p50_ms", "step_p95_ms", "queue_p50_ms", "queue_p95_ms", "cloud_p50_ms", "cloud_p95_ms")
+
+
 def measure(name: str, more: list[str]) -> None:
     """Run one measurement and keep what it printed, whether or not it is what was hoped for."""
     words = [*MEASUREMENTS[name], *more]
@@ -47,7 +51,9 @@ def measure(name: str, more: list[str]) -> None:
     done = subprocess.run([*run, "--json"], stdout=subprocess.PIPE, text=True, check=False, cwd=HERE.parent)
     if not done.stdout.strip():
         sys.exit(f"{name} ended with code {done.returncode} and without a result.")
-    shown = words if words[0] == "aparte" else ["python", *words]
+    # Of a model's folder the name is enough, and says nothing of this machine.
+    named = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    shown = named if words[0] == "aparte" else ["python", *named]
     result = {"command": shlex.join(shown), **origin(), "result": json.loads(done.stdout)}
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -84,19 +90,7 @@ def _load(found: dict[str, Any]) -> str:
             str(row["clients"]),
             f"{row['tok_s']:.1f}",
             "-" if row["ratio_to_one"] is None else f"{row['ratio_to_one']:.2f}x",
-            *(
-                "-" if row[name] is None else f"{row[name]:.0f} ms"
-                for name in (
-                    *(
-                        "step_p50_ms",
-                        "step_p95_ms",
-                        "queue_p50_ms",
-                        "queue_p95_ms",
-                        "cloud_p50_ms",
-                        "cloud_p95_ms",
-                    ),
-                )
-            ),
+            *("-" if row[name] is None else f"{row[name]:.0f} ms" for name in TIMES),
         ]
         for row in result["rows"]
     ]

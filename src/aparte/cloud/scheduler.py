@@ -7,9 +7,9 @@ its steps build on each other, so that the order of arrival is a round robin.
 
 How many nodes a shared pass has at most follows from what passes cost (:mod:`aparte.cloud.pass_cost`). A
 step of more than half of that is cut into pieces, each of which waits for its turn like a step. Prompts,
-which begin with a long chain, are cut into smaller ones, because others wait for every pass that they make longer;
-trees of drafts are not, because their device waits for all of them. A session by itself is neither cut nor
-kept waiting.
+which begin with a long chain, are cut into smaller ones, because others wait for every pass that they make
+longer; trees of drafts are not, because their device waits for all of them. A session by itself is neither
+cut nor kept waiting.
 """
 
 from __future__ import annotations
