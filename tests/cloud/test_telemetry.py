@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import replace
 
+from aparte.cloud.journal import Visit
 from aparte.cloud.telemetry import Level, Telemetry
 from aparte.wire.frames import ERROR_CODES
 
@@ -23,9 +24,9 @@ def rendered(telemetry: Telemetry) -> dict[str, float]:
 
 def test_what_is_there_and_what_was() -> None:
     telemetry = Telemetry(ABOUT, lambda: LEVEL)
-    telemetry.answered(queue_ms=3.0, bytes_down=100)
+    telemetry.answered(Visit(1, None), queue_ms=3.0, bytes_down=100)
     telemetry.passed(sessions=4, nodes=20, pass_ms=30.0)
-    telemetry.failed("frame")
+    telemetry.failed(1, "frame")
     telemetry.counters.decide(3)
     telemetry.counters.decide(1)
     values = rendered(telemetry)
@@ -64,7 +65,7 @@ def test_the_status_tells_the_last_error_and_how_long_ago() -> None:
     now = [100.0]
     telemetry = Telemetry(ABOUT, lambda: LEVEL, clock=lambda: now[0])
     assert telemetry.status()["last_error"] is None
-    telemetry.failed("slot")
+    telemetry.refused("slot")
     now[0] += 30
     status = telemetry.status()
     assert status["last_error"] == {"code": "slot", "seconds_ago": 30.0}
@@ -87,9 +88,9 @@ def test_counting_costs_microseconds() -> None:
 
 
 def _cost(telemetry: Telemetry) -> float:
-    started = time.perf_counter()
+    visit, started = Visit(1, None), time.perf_counter()
     for _ in range(200):
-        telemetry.answered(1.0, 1000)
+        telemetry.answered(visit, 1.0, 1000)
         telemetry.passed(2, 8, 20.0)
         telemetry.counters.decide(3)
     return (time.perf_counter() - started) / 200

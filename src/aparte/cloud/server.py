@@ -45,7 +45,6 @@ from aparte.cloud.sessions import Session
 from aparte.cloud.telemetry import Counters, Level, Telemetry
 from aparte.errors import AparteError, DoorError, FrameError, MismatchError, UserError
 from aparte.fingerprint import Fingerprint
-from aparte.step import Step
 from aparte.wire.frames import (
     PROTOCOL_VERSION,
     Hello,
@@ -166,14 +165,14 @@ class MiddleServer:
             kind, _, token = request.headers.get("Authorization", "").partition(" ")
             owner = self._keys.owner_of(token)
             if owner is None or kind != "Bearer":
-                self._refused("denied")
+                self.telemetry.refused("denied")
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "A valid token is needed.\n")
             self._owners[connection] = owner
         peer, has_token = str((connection.remote_address or ("",))[0]), self._keys is not None
         if page := pages.page(request.path, self.telemetry, peer=peer, has_token=has_token):
             return page
         if self._guests >= self.engine.limits.max_sessions:
-            self._refused("busy")
+            self.telemetry.refused("busy")
             response = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "All sessions are taken.\n")
             response.headers["Retry-After"] = str(RETRY_AFTER_S)
             return response
@@ -210,13 +209,11 @@ class MiddleServer:
             pass
         except AparteError as error:
             code = code_of(error)
-            self.telemetry.failed(code)
-            write(logging.WARNING, "session_error", session=number, code=code)
+            self.telemetry.failed(number, code)
             await refuse(connection, code, str(error))
         except Exception as error:
             # The type is all that may be logged: messages of other libraries can hold tensor values.
-            self.telemetry.failed("internal")
-            write(logging.ERROR, "session_error", session=number, code="internal", type=type(error).__name__)
+            self.telemetry.failed(number, "internal", type(error).__name__)
             await refuse(connection, "internal", "The server failed while computing this step.")
         finally:
             self._guests -= 1
@@ -300,7 +297,7 @@ class MiddleServer:
         queue: asyncio.Queue[Queued | Exception] = asyncio.Queue(QUEUE_STEPS)
         session.abandoned, session.unanswered = False, 0
         session.on_evict = lambda: queue.put_nowait(EvictedError())
-        note = functools.partial(self._note_step, session, visit)
+        note = functools.partial(self.telemetry.arrived, session, visit)
         reader = asyncio.create_task(read_steps(connection, session, queue, note))
         try:
             while True:
@@ -310,14 +307,11 @@ class MiddleServer:
                 computed = await self.scheduler.compute(Job(session, item.frame.step, item.frame.payload))
                 session.unanswered -= 1
                 if computed is None:
-                    self.counters.stale_steps += 1
-                    visit.stale_steps += 1
+                    self.telemetry.dropped(visit)
                     continue
                 queue_ms = queued_ms(item, computed)
                 result = result_of(item, computed, queue_ms)
-                self.telemetry.answered(queue_ms, len(result))
-                visit.steps += 1
-                visit.bytes_down += len(result)
+                self.telemetry.answered(visit, queue_ms, len(result))
                 await connection.send(result)
         finally:
             reader.cancel()
@@ -329,23 +323,6 @@ class MiddleServer:
             return await asyncio.wait_for(queue.get(), self.engine.limits.idle_s)
         except asyncio.TimeoutError:
             return ExpiredError("The session was idle for too long.")
-
-    def _note_step(self, session: Session, visit: Visit, step: Step, size: int) -> None:
-        """A step came that is within bounds."""
-        counters = self.counters
-        counters.nodes += len(step)
-        counters.bytes_up += size
-        visit.nodes += len(step)
-        visit.bytes_up += size
-        committed, decided = session.acceptance.arrived(step, unanswered=session.unanswered > 0)
-        counters.committed += committed
-        for kept in decided:
-            counters.decide(kept)
-
-    def _refused(self, code: str) -> None:
-        """Somebody was sent away at the door."""
-        self.telemetry.failed(code)
-        write(logging.WARNING, "refused", code=code)
 
     def _level(self) -> Level:
         return Level(

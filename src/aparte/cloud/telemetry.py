@@ -1,11 +1,12 @@
 """What the server did since it started, counted: for Prometheus, for ``aparte status`` and for the log.
 
-Numbers only. Counts are plain integers that are read when somebody asks, and four histograms are written to
-once per step or pass, which takes a few microseconds.
+Numbers and codes only. Counts are plain integers that are read when somebody asks, and four histograms are
+written to once per step or pass, which takes a few microseconds.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from aparte.cloud.acceptance import POSITIONS
+from aparte.cloud.journal import Visit, write
+from aparte.cloud.sessions import Session
+from aparte.step import Step
 from aparte.wire.frames import ERROR_CODES
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -91,11 +95,30 @@ class Telemetry:
         self._company = self._histogram("pass_sessions", "Sessions that shared a forward pass.", SIZES[:7])
         self._width = self._histogram("pass_nodes", "Nodes of a forward pass.", SIZES)
 
-    def answered(self, queue_ms: float, bytes_down: int) -> None:
+    def arrived(self, session: Session, visit: Visit, step: Step, size: int) -> None:
+        """A step of ``session`` came that is within bounds; its message had ``size`` bytes."""
+        counters = self.counters
+        counters.nodes += len(step)
+        counters.bytes_up += size
+        visit.nodes += len(step)
+        visit.bytes_up += size
+        committed, decided = session.acceptance.arrived(step, unanswered=session.unanswered > 0)
+        counters.committed += committed
+        for kept in decided:
+            counters.decide(kept)
+
+    def answered(self, visit: Visit, queue_ms: float, bytes_down: int) -> None:
         """A step was answered."""
         self.counters.steps += 1
         self.counters.bytes_down += bytes_down
+        visit.steps += 1
+        visit.bytes_down += bytes_down
         self._queue.observe(queue_ms / 1e3)
+
+    def dropped(self, visit: Visit) -> None:
+        """A step was stale."""
+        self.counters.stale_steps += 1
+        visit.stale_steps += 1
 
     def passed(self, sessions: int, nodes: int, pass_ms: float) -> None:
         """A forward pass ended."""
@@ -103,8 +126,19 @@ class Telemetry:
         self._company.observe(sessions)
         self._width.observe(nodes)
 
-    def failed(self, code: str) -> None:
-        """A session, or somebody at the door, was sent away with this code."""
+    def failed(self, session: int, code: str, kind: str | None = None) -> None:
+        """A session ended with this code; ``kind`` is the type of an internal error. Its message is not
+        told: those of other libraries can hold values of tensors."""
+        level = logging.WARNING if kind is None else logging.ERROR
+        write(level, "session_error", session=session, code=code, type=kind)
+        self._count(code)
+
+    def refused(self, code: str) -> None:
+        """Somebody was sent away at the door."""
+        write(logging.WARNING, "refused", code=code)
+        self._count(code)
+
+    def _count(self, code: str) -> None:
         self.counters.errors_by_code[code] += 1
         self._last_error = (code, self._clock())
 
