@@ -312,9 +312,12 @@ def test_health_answers_during_a_long_forward_pass(
     with held_up(server) as stage, raw_device(url, fingerprint) as device:
         device.step(1, ROOT)
         assert stage.entered.wait(5)
-        started = time.monotonic()
-        assert health(url) == {"status": "ok", "sessions": 1}
-        assert time.monotonic() - started < 1
+        waits = []
+        for _ in range(5):
+            started = time.monotonic()
+            assert health(url) == {"status": "ok", "sessions": 1}
+            waits.append(time.monotonic() - started)
+        assert min(waits) < 0.1
         stage.gate.set()
         assert isinstance(device.receive(), ResultFrame)
 
