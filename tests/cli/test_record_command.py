@@ -67,6 +67,10 @@ def test_mistakes(aparte: Command, recording: Path, llama_folder: Path, tmp_path
     assert not (tmp_path / "x").exists()
     audit = ("audit", llama_folder, "--out", tmp_path / "out")
     assert "--recorded" in aparte(*audit, "--reveal").err
+    for option in (["--cuts", "2,2"], ["--quick"], ["--wire", "float32"], ["--attacks", "mlp"]):
+        refused = aparte(*audit, "--recorded", recording, *option)
+        assert refused.code == 2
+        assert f"{option[0]} has no use" in refused.err
     assert "one defence" in aparte(*audit, "--recorded", recording, "--defences", "none,int8").err
     assert "not a recording" in aparte("record", "show", llama_folder / "config.json").err
 

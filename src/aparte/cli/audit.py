@@ -78,6 +78,18 @@ def audit(
     An interrupted audit goes on when started again with the same options and folder.
     """
     if recorded is not None:
+        useless = {
+            "--cuts": cuts,
+            "--attacks": attacks,
+            "--attacker-tokens": attacker_tokens,
+            "--quick": quick,
+            "--wire": wire != "auto",
+        }
+        if given := [name for name, value in useless.items() if value]:
+            raise UserError(
+                f"{given[0]} has no use with --recorded: what was sent, and how, is in the recording. Leave it "
+                "out."
+            )
         where = Compute(dtype, device)  # type: ignore[arg-type]
         _audit_recorded(model, recorded, out, where, _names(defences), text or [], seed, reveal, json)
         return
