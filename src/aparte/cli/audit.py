@@ -87,8 +87,8 @@ def audit(
         }
         if given := [name for name, value in useless.items() if value]:
             raise UserError(
-                f"{given[0]} has no use with --recorded: what was sent, and how, is in the recording. Leave it "
-                "out."
+                f"{given[0]} has no use with --recorded: what was sent, and how, is in the recording. "
+                "Leave it out."
             )
         where = Compute(dtype, device)  # type: ignore[arg-type]
         _audit_recorded(model, recorded, out, where, _names(defences), text or [], seed, reveal, json)
