@@ -35,13 +35,13 @@ class Sampler(threading.Thread):
         super().__init__(daemon=True)
         self._pid = pid
         self._every_s = every_s
-        self._started = time.monotonic()
+        self._began = time.monotonic()
         self._over = threading.Event()
         self.samples: list[tuple[float, int]] = []
 
     def run(self) -> None:
         while not self._over.is_set():
-            self.samples.append((time.monotonic() - self._started, resident_bytes(self._pid)))
+            self.samples.append((time.monotonic() - self._began, resident_bytes(self._pid)))
             self._over.wait(self._every_s)
 
     def finish(self) -> None:
