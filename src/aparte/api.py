@@ -62,6 +62,7 @@ class Connection:
     ca_file: Path | None = None
     link: LinkSettings = field(default_factory=LinkSettings)
     protection: Protection = field(default_factory=Protection)
+    pins: tuple[str, ...] = ()
     #: A new file for every frame that is sent or received.
     record: Path | None = None
 
@@ -139,10 +140,16 @@ class Aparte:
         draft_length: int | None = None,
         dtype: str = Compute.dtype,
         device: str = Compute.device,
+        kv: str = Compute.kv,
+        batch_invariant: bool = Compute.batch_invariant,
         wire: str = "auto",
         token: str | None = None,
         ca_file: Path | None = None,
+        pins: Sequence[str] = (),
+        connect_timeout_s: float = LinkSettings.connect_timeout_s,
         step_timeout_s: float = LinkSettings.step_timeout_s,
+        answer_timeout_s: float | None = LinkSettings.answer_timeout_s,
+        failover: str = LinkSettings.failover,
         sessions: int = 4,
         record: Path | None = None,
         progress: Progress | None = None,
@@ -159,11 +166,12 @@ class Aparte:
             where,
             target,
             (cloud,) if isinstance(cloud, str) else tuple(cloud),
-            Compute(dtype, device),  # type: ignore[arg-type]
+            Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
             wire,  # type: ignore[arg-type]
             token,
             ca_file,
-            LinkSettings(step_timeout_s=step_timeout_s),
+            LinkSettings(connect_timeout_s, step_timeout_s, answer_timeout_s, failover=failover),
+            pins=tuple(pins),
             record=record,
         )
         plan = plan_drafts(model, where, target, decode=decode, draft=draft, draft_length=draft_length)
@@ -261,6 +269,7 @@ class Aparte:
             "wire": connection.wire,
             "token": connection.token,
             "ca_file": connection.ca_file,
+            "pins": connection.pins,
             "settings": connection.link,
             "progress": self._progress,
             "notice": self._notice,

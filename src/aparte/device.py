@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from aparte.errors import UserError
 from aparte.fingerprint import WHOLE, Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
+from aparte.model.shard import digest_of_middle
 from aparte.recovery import Recovery
 from aparte.target.base import Target
 from aparte.target.draft import DraftTarget
@@ -75,6 +77,7 @@ def open_writer(
             deadline,
             notice,
             record,
+            manifest=functools.cache(lambda: digest_of_middle(blueprint, cut, progress)),
         )
     codec = Codec(blueprint.checkpoint.folder)
     target = SplitTarget(parts or DeviceParts(blueprint, cut, progress), link, number_format)
@@ -169,6 +172,7 @@ def _connected(
     deadline: Deadline,
     notice: Callable[[str], None] | None,
     record: Recorder | None,
+    manifest: Callable[[], str] | None = None,
 ) -> Failover:
     """The connection is made, and both sides mean the same model."""
     link = Failover(
@@ -184,9 +188,11 @@ def _connected(
                 settings=settings,
                 deadline=deadline,
                 tape=record.tape() if record else None,
+                manifest=manifest,
             )
             for url in ((cloud,) if isinstance(cloud, str) else cloud)
-        ]
+        ],
+        nearest=settings.failover == "latency",
     )
     link.open()
     if notice:

@@ -13,6 +13,7 @@ import functools
 import http
 import itertools
 import logging
+import math
 import ssl
 import weakref
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from websockets.protocol import State
 
 from aparte import __version__
 from aparte.cloud import pages
+from aparte.cloud.allowance import Allowances, ShareError
 from aparte.cloud.batch import Job
 from aparte.cloud.conversation import (
     QUEUE_STEPS,
@@ -98,6 +100,7 @@ class MiddleServer:
         self._keys = Keyring.of(token) if token is not None else keys
         #: Whose token a connection came with.
         self._owners: weakref.WeakKeyDictionary[ServerConnection, Owner] = weakref.WeakKeyDictionary()
+        self.allowances = Allowances(self._keys)
         self._watcher: asyncio.Task[None] | None = None
         self._tls = tls
         self._numbers = itertools.count(1)
@@ -105,7 +108,12 @@ class MiddleServer:
         self._sessions: dict[int, Session] = {}
         self._worker = worker or compute_thread()
         budget = engine.limits.kv_bytes
-        self.memory = CacheMemory(free_bytes(engine.device) if budget is None else budget, engine.row_bytes)
+        self.memory = CacheMemory(
+            free_bytes(engine.device) if budget is None else budget,
+            engine.row_bytes,
+            session_budget=engine.limits.session_kv_bytes,
+            share_of=self.allowances.memory_of,
+        )
         self.scheduler = Scheduler(engine, self._worker, self.memory, self.telemetry.passed)
         self.parking = Parking(engine.limits.grace_s, engine.limits.max_sessions, self._free)
         self._server: Server | None = None
@@ -171,6 +179,14 @@ class MiddleServer:
         peer, has_token = str((connection.remote_address or ("",))[0]), self._keys is not None
         if page := pages.page(request.path, self.telemetry, peer=peer, has_token=has_token):
             return page
+        try:
+            if (owner := self._owners.get(connection)) is not None:
+                self.allowances.check_connection(owner)
+        except ShareError as error:
+            self.telemetry.refused(code_of(error))
+            response = connection.respond(http.HTTPStatus.TOO_MANY_REQUESTS, f"{error}\n")
+            response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+            return response
         if self._guests >= self.engine.limits.max_sessions:
             self.telemetry.refused("busy")
             response = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "All sessions are taken.\n")
@@ -190,6 +206,7 @@ class MiddleServer:
                 write(logging.WARNING, "tokens_unreadable")
                 continue
             owners = self._keys.owners
+            self.allowances.forget_all_but(owners)
             self.parking.end_all_but(owners)
             await asyncio.gather(
                 *(
@@ -202,7 +219,9 @@ class MiddleServer:
 
     async def _serve_connection(self, connection: ServerConnection) -> None:
         number = next(self._numbers)
+        owner = self._owners.get(connection)
         self._guests += 1
+        self.allowances.arrive(owner)
         try:
             await self._host(connection, number)
         except ConnectionClosed:
@@ -210,13 +229,14 @@ class MiddleServer:
         except AparteError as error:
             code = code_of(error)
             self.telemetry.failed(number, code)
-            await refuse(connection, code, str(error))
+            await refuse(connection, code, str(error), getattr(error, "retry_after_s", 0.0))
         except Exception as error:
             # The type is all that may be logged: messages of other libraries can hold tensor values.
             self.telemetry.failed(number, "internal", type(error).__name__)
             await refuse(connection, "internal", "The server failed while computing this step.")
         finally:
             self._guests -= 1
+            self.allowances.leave(owner)
 
     async def _host(self, connection: ServerConnection, number: int) -> None:
         """One connection from greeting to end.
@@ -232,6 +252,12 @@ class MiddleServer:
             raise DoorError(_REVOKED)
         seat = self.parking.find(hello.resume, hello.wire, owner)
         resumed = seat is not None
+        try:
+            self.allowances.check_session(owner, self._sessions_of(owner, seat))
+        except ShareError:
+            if seat is not None and seat.is_free:
+                self.parking.park(seat)  # again
+            raise
         seat = seat or self._new_seat(hello, owner)
         seat.take(connection)
         self._sessions[number] = seat.session
@@ -243,7 +269,7 @@ class MiddleServer:
             await connection.send(self._welcome(seat, resumed=resumed))
             async with seat.busy:
                 if seat.is_held_by(connection):
-                    await self._run_session(connection, seat.session, visit)
+                    await self._run_session(connection, seat.session, owner, visit)
         except ConnectionClosed as error:
             lost = was_lost(error)
             raise
@@ -269,8 +295,14 @@ class MiddleServer:
         self.engine.fingerprint.check(Fingerprint.from_json(frame.fingerprint))
         return frame
 
+    def _sessions_of(self, owner: Owner | None, but: Seat | None) -> int:
+        """How many sessions of this token have a connection, besides the one in the seat ``but``."""
+        own = {session for session in self._sessions.values() if owner and session.holder == owner.name}
+        return len(own - {but.session} if but else own)
+
     def _new_seat(self, hello: Hello, owner: Owner | None) -> Seat:
         session = self.engine.open(hello.wire)
+        session.holder = owner.name if owner else None
         self.memory.add(session)
         self.counters.sessions_opened += 1
         return self.parking.add(session, hello.wire, owner, resumable=hello.resume is not None)
@@ -291,7 +323,9 @@ class MiddleServer:
             )
         )
 
-    async def _run_session(self, connection: ServerConnection, session: Session, visit: Visit) -> None:
+    async def _run_session(
+        self, connection: ServerConnection, session: Session, owner: Owner | None, visit: Visit
+    ) -> None:
         if session.closed:  # others needed the memory before it could go on
             raise EvictedError
         queue: asyncio.Queue[Queued | Exception] = asyncio.Queue(QUEUE_STEPS)
@@ -304,15 +338,19 @@ class MiddleServer:
                 item = await self._next(queue)
                 if isinstance(item, Exception):
                     raise item
+                if wait_s := self.allowances.check_step(owner):
+                    await asyncio.wait([reader], timeout=wait_s)  # no longer than the device is there
+                self.allowances.use(owner, tokens=len(item.frame.step), num_bytes=item.num_bytes)
                 computed = await self.scheduler.compute(Job(session, item.frame.step, item.frame.payload))
                 session.unanswered -= 1
                 if computed is None:
                     self.telemetry.dropped(visit)
                     continue
                 queue_ms = queued_ms(item, computed)
-                result = result_of(item, computed, queue_ms)
-                self.telemetry.answered(visit, queue_ms, len(result))
-                await connection.send(result)
+                answer = result_of(item, computed, queue_ms)
+                self.telemetry.answered(visit, queue_ms, len(answer))
+                self.allowances.use(owner, num_bytes=len(answer))
+                await connection.send(answer)
         finally:
             reader.cancel()
             await asyncio.wait([reader])

@@ -57,6 +57,8 @@ class Session(ABC):
         self.unanswered = 0
         self.last_used = time.monotonic()
         self.acceptance = Acceptance()
+        #: The name of the token that opened it, None where there are no tokens.
+        self.holder: str | None = None
         #: Called when the memory is needed for others.
         self.on_evict: Callable[[], None] = lambda: None
 
