@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from aparte.answer import Writer
     from aparte.config import Cut
     from aparte.model.parts import Blueprint
+    from aparte.privacy.finders import Finder, Listed
     from aparte.privacy.pseudonyms import Pseudonyms
 
 PRIVACY_LINE = (
@@ -56,11 +58,20 @@ def report_cadence(writer: Writer, quiet: bool) -> None:
 
 def open_pseudonyms(file: Path | None, quiet: bool) -> Pseudonyms | None:
     """The pseudonyms of one conversation, with the names in ``file``; None without one."""
+    replaced = read_pseudonyms(file, quiet)
+    if replaced is None:
+        return None
+    from aparte.privacy.pseudonyms import Pseudonyms
+
+    return Pseudonyms(*replaced)
+
+
+def read_pseudonyms(file: Path | None, quiet: bool) -> tuple[Sequence[Listed], Sequence[Finder]] | None:
+    """The names in ``file`` and what finds more of them; None without one."""
     if file is None:
         return None
-    from aparte.privacy.finders import Finder, find_patterns, read_names
+    from aparte.privacy.finders import find_patterns, read_names
     from aparte.privacy.presidio import PresidioMissing, presidio_finder
-    from aparte.privacy.pseudonyms import Pseudonyms
 
     names, more = read_names(file), "and what Presidio finds"
     finders: list[Finder] = [find_patterns]
@@ -73,4 +84,4 @@ def open_pseudonyms(file: Path | None, quiet: bool) -> Pseudonyms | None:
             f"The model sees stand-ins for {len(names)} listed names, for e-mail addresses, dates and "
             f"numbers of five digits or more, {more}."
         )
-    return Pseudonyms(names, finders)
+    return names, finders

@@ -204,7 +204,7 @@ def _relayed(stack: contextlib.ExitStack, url: str, profile: object) -> str:
     if port is None or parts.scheme != "ws" or not parts.hostname:
         raise UserError(
             "--rtt and --mbps emulate a link to ws://host:port addresses only; over TLS the certificate "
-            "would not match. Run `aparte wan` yourself, or leave them out."
+            "would not match, and SSH goes its own way. Run `aparte wan` yourself, or leave them out."
         )
     host, port = stack.enter_context(wan_process((parts.hostname, port), profile))  # type: ignore[arg-type]
     return f"ws://{host}:{port}"

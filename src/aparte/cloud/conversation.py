@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
+from aparte.cloud.connection import Connection
 from aparte.cloud.sessions import Computed, Session
 from aparte.errors import FrameError
 from aparte.step import Step
@@ -30,7 +30,7 @@ class Queued:
 
 
 async def read_steps(
-    connection: ServerConnection,
+    connection: Connection,
     session: Session,
     queue: asyncio.Queue[Queued | Exception],
     on_step: Callable[[Step, int], None] = lambda step, size: None,
@@ -66,7 +66,7 @@ def result_of(item: Queued, computed: Computed, queue_ms: float) -> bytes:
     return encode(ResultFrame(item.frame.step.number, computed.compute_ms, queue_ms, computed.payload))
 
 
-async def refuse(connection: ServerConnection, code: str, message: str, retry_after_s: float = 0.0) -> None:
+async def refuse(connection: Connection, code: str, message: str, retry_after_s: float = 0.0) -> None:
     """Tell the device why, and when to come again, then close; it may be gone already."""
     with contextlib.suppress(ConnectionClosed):
         await connection.send(encode(ErrorFrame(code, message[:1000], retry_after_s)))
@@ -74,14 +74,14 @@ async def refuse(connection: ServerConnection, code: str, message: str, retry_af
         await asyncio.gather(connection.close(1008, code), _discard(connection))
 
 
-async def dismiss(connection: ServerConnection, code: str, message: str) -> None:
+async def dismiss(connection: Connection, code: str, message: str) -> None:
     """The same while somebody else is reading from the connection, and will see it end."""
     with contextlib.suppress(ConnectionClosed):
         await connection.send(encode(ErrorFrame(code, message)))
         await connection.close(1008, code)
 
 
-async def _discard(connection: ServerConnection) -> None:
+async def _discard(connection: Connection) -> None:
     with contextlib.suppress(ConnectionClosed):
         while True:
             await connection.recv(decode=False)

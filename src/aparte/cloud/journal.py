@@ -101,7 +101,9 @@ def _when(record: logging.LogRecord) -> str:
 
 
 def _foreign(record: logging.LogRecord) -> dict[str, str]:
-    """What may be told of another library's record."""
+    """What may be told of a record that is no event: all of our own, of other libraries' next to nothing."""
+    if record.name.startswith("aparte."):
+        return {"event": "notice", "message": record.getMessage()}
     told = {"event": "library", "logger": record.name}
     if record.exc_info and record.exc_info[0]:
         told["error"] = record.exc_info[0].__name__
