@@ -207,6 +207,11 @@ class TestReference:
         listed = set().union(*(codes(row[0]) for row in table(text)))
         assert listed == {*Answer("lookahead", "2,2", 1).to_json(), "error"}
 
+    def test_fields_of_the_parts(self) -> None:
+        text = section("docs/cli.md", "### Fields of `parts` { #fields-of-parts }")
+        listed = set().union(*(codes(row[0]) for row in table(text)))
+        assert listed == set(Answer("lookahead", "2,2", 1).parts())
+
     def test_fields_of_a_step(self) -> None:
         listed = set().union(
             *(

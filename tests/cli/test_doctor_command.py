@@ -88,3 +88,29 @@ def test_a_tunnel_beside_the_direct_port(
         assert twice.code == 2
         assert "leads through SSH already" in twice.err
         assert aparte("doctor", "--cloud", url, "--ssh", account, "--compare", url).code == 2
+
+
+def test_what_cannot_be_emulated(aparte: Command, llama_folder: Path) -> None:
+    for words in (
+        (),
+        ("--emulate", "80"),
+        (llama_folder, "--emulate", "80", "--cloud", "ws://127.0.0.1:1"),
+        (llama_folder, "--emulate", "80", "--compare", "ws://127.0.0.1:1"),
+        (llama_folder, "--emulate", "fast"),
+        (llama_folder, "--emulate", "1,2,3"),
+    ):
+        result = aparte("doctor", *words)
+        assert result.code == 2, words
+        assert "Error: " in result.err
+
+
+@pytest.mark.slow
+def test_emulated_paths_are_told_apart(aparte: Command, llama_folder: Path) -> None:
+    words = ("--dtype", "float32", "--device", FLOAT32.device, "--emulate", "60,15+60")
+    result = aparte("doctor", llama_folder, *words, "--json")
+    assert result.code == 0, result.err
+    report = result.json
+    assert (report["relayed"], report["compared"]["relayed"]) == (False, True)
+    assert report["emulated"] == "60,15+60"
+    assert report["prediction_tok_s"] > 0
+    assert report["comparison"].startswith(f"{report['url']} is ")

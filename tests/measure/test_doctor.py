@@ -60,7 +60,7 @@ def test_two_ways_to_one_cloud_are_compared(llama_folder: Path) -> None:
 
 
 def test_jitter_is_seen(llama_folder: Path) -> None:
-    profile = WanProfile(rtt_ms=20, jitter_ms=40)
+    profile = WanProfile(rtt_ms=2, jitter_ms=40)
     with running_server(llama_folder) as (_, url), relayed(url, profile) as far:
         found = examine(Door(far)).to_json()
     assert found["jitter_ms"] > 5

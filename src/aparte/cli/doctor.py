@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,14 +22,23 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    cloud: Annotated[
-        str,
-        typer.Option(help="ws://host:port, wss://host:port or ssh://user@host/port.", show_default=False),
-    ],
     model: Annotated[
         str | None,
         typer.Argument(
             metavar="MODEL", help="What is served there; for bandwidth and prediction.", show_default=False
+        ),
+    ] = None,
+    cloud: Annotated[
+        str | None,
+        typer.Option(help="ws://host:port, wss://host:port or ssh://user@host/port.", show_default=False),
+    ] = None,
+    emulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MS[+MS…][xMBPS][,…]",
+            help="Start a cloud behind an emulated path: 80 is direct, 20+220 has a relay on the way. A "
+            "second one after a comma is compared.",
+            show_default=False,
         ),
     ] = None,
     other: Annotated[
@@ -67,23 +77,38 @@ def doctor(
     from aparte.measure.doctor_path import Door
 
     one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
+    if (cloud is None) == (emulate is None):
+        raise UserError("Give --cloud, to examine the way to it, or --emulate, to make one. One of them.")
     compute, wanted = Compute(dtype, device), Cut.parse(cut)  # type: ignore[arg-type]
     if other is not None and ssh is not None:
         raise UserError("--compare and --ssh both name another way to the cloud. Give one of them.")
     pins = tuple(pin or ())
-    door = Door(cloud, options.read_token(token_file), tls_ca, pins=pins)
-    sampler = _Sampler(model, wanted, compute, wire, door) if model is not None else None
-    found = examine(door, sampler.at(door.url) if sampler else None)
-    report = found.to_json() | {"compared": None, "comparison": "", "tunnel": None}
-    if other is not None:
-        secured = not other.startswith("ws:")
-        by = examine(Door(other, door.token, tls_ca if secured else None, pins=pins if secured else ()))
-        report |= {"compared": by.to_json(), "comparison": compare(found, by)}
-    elif ssh is not None:
-        way = Door(_tunnel_url(ssh, door), door.token, tls_ca, pins=pins)
-        by = examine(way, sampler.at(way.url) if sampler else None)
-        words = weigh_tunnel(found, by, door)
-        report |= {"compared": by.to_json(), "comparison": words, "tunnel": tunnel_costs(found, by)}
+    with contextlib.ExitStack() as stack:
+        if cloud is not None:
+            door = Door(cloud, options.read_token(token_file), tls_ca, pins=pins)
+            second = None if other is None else _other(other, door)
+        else:
+            if model is None or other is not None or ssh is not None:
+                raise UserError(
+                    "--emulate needs the MODEL to serve, and compares with a second path of its own."
+                )
+            door, second = stack.enter_context(_emulated(model, wanted, compute, emulate or ""))
+        sampler = None if model is None else _Sampler(model, wanted, compute, wire, door)
+        found = examine(door, sampler.at(door.url) if sampler else None)
+        report = found.to_json() | {
+            "compared": None,
+            "comparison": "",
+            "tunnel": None,
+            "emulated": emulate,
+        }
+        if second is not None:
+            by = examine(second)
+            report |= {"compared": by.to_json(), "comparison": compare(found, by)}
+        elif ssh is not None:
+            way = Door(_tunnel_url(ssh, door), door.token, tls_ca, pins=pins)
+            by = examine(way, sampler.at(way.url) if sampler else None)
+            words = weigh_tunnel(found, by, door)
+            report |= {"compared": by.to_json(), "comparison": words, "tunnel": tunnel_costs(found, by)}
     if json:
         print_json(report)
     else:
@@ -97,6 +122,36 @@ def _tunnel_url(ssh: str, door: Door) -> str:
     if door.behind is not None:
         raise UserError("--cloud leads through SSH already. Give it the direct port, or leave --ssh out.")
     return ssh if "://" in ssh else f"ssh://{ssh}/{door.port}"
+
+
+def _other(url: str, door: Door) -> Door:
+    """Another way to the cloud of ``door``; a tunnel's end here may be without TLS."""
+    from aparte.measure.doctor_path import Door
+
+    if url.startswith("wss:"):
+        return Door(url, door.token, door.ca_file, pins=door.pins)
+    return Door(url, door.token)
+
+
+@contextlib.contextmanager
+def _emulated(model: str, cut: Cut, compute: Compute, text: str) -> Iterator[tuple[Door, Door | None]]:
+    """A cloud of our own, and one way or two to it."""
+    from aparte.address import parse_address
+    from aparte.measure.cloud_process import CloudProcess
+    from aparte.measure.doctor_path import Door
+    from aparte.measure.emulated_path import EmulatedPath, emulated_path
+
+    paths = [EmulatedPath.parse(part) for part in text.split(",")]
+    if len(paths) > 2:
+        raise UserError(f"--emulate {text} has {len(paths)} paths; two can be compared.")
+    with contextlib.ExitStack() as stack:
+        cloud = stack.enter_context(CloudProcess(model, cut, compute))
+        address = parse_address(cloud.url().removeprefix("ws://"))
+        doors = [
+            Door(stack.enter_context(emulated_path(address, path)), cloud.token, near_ms=path.near_ms)
+            for path in paths
+        ]
+        yield doors[0], doors[1] if len(doors) > 1 else None
 
 
 class _Sampler:

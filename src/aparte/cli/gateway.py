@@ -15,7 +15,7 @@ from aparte.address import format_address, is_loopback
 from aparte.cli import options
 from aparte.cli.drafting import choose_decoding
 from aparte.cli.output import note, print_json, progress_bar
-from aparte.cli.protection import check, privacy_line, read_pseudonyms
+from aparte.cli.protection import check_draws, privacy_line, read_pseudonyms, settle
 from aparte.cli.setup import DRAFT_LINE
 from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling
 from aparte.errors import UserError
@@ -61,6 +61,7 @@ def gateway(
     defence: options.Defence = Protection.defence,
     constant_shape: options.Shape = None,
     pseudonyms: options.NameList = None,
+    spacy_model: options.SpacyModel = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
     kv: options.Kv = Compute.kv,
@@ -85,7 +86,9 @@ def gateway(
             f"{host} can be reached from other machines, and anybody there could use the gateway. Give a key "
             "with --api-key-file, or listen on 127.0.0.1."
         )
-    where = Cut.parse(cut)
+    protection = Protection.parse(target, defence, constant_shape)
+    hosted = Cut.parse(cut)
+    where = settle(protection, hosted)
     decoding, drafting = choose_decoding(
         target,
         model,
@@ -102,10 +105,8 @@ def gateway(
         linked=bool(cloud),
         remember=False,
     )
-    protection = Protection.parse(target, defence, constant_shape)
     decoding = protection.limit(decoding)
-    check(protection)
-    replaced = read_pseudonyms(pseudonyms, quiet=json)
+    replaced = read_pseudonyms(pseudonyms, quiet=json, spacy_model=spacy_model)
     with contextlib.ExitStack() as stack:
         # Before the model is loaded: a port that is taken should show at once.
         listener = stack.enter_context(_listen(host, port))
@@ -144,13 +145,14 @@ def gateway(
                 notice=notices.append,
             )
         stack.callback(ready.close)
+        check_draws(defence, hosted, ready.blueprint.layers)
         for notice in notices:
             note(notice)
         verdict = None
         if target == "draft":
             verdict = DRAFT_LINE
         elif cloud:
-            verdict = privacy_line(ready.blueprint, where, defence)
+            verdict = privacy_line(ready.blueprint, hosted, defence)
         if verdict is not None and not json:
             note(verdict)
         name = Path(model).name if Path(model).exists() else model

@@ -33,6 +33,10 @@ def serve(
     whole: Annotated[
         bool, typer.Option("--whole", help="Serve all of MODEL, for draft mode: this server sees the text.")
     ] = False,
+    inner_cuts: Annotated[
+        bool,
+        typer.Option("--inner-cuts", help="Let a session use fewer of the hosted layers, for random-cut."),
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
@@ -148,6 +152,10 @@ def serve(
     where = None if whole else _cut_of(model, cut)
     if whole and cut != str(Cut()):
         raise UserError("--cut has no use with --whole, which serves the model in one piece. Leave one out.")
+    if inner_cuts and (ray or tensor_parallel > 1):
+        raise UserError("--inner-cuts is for one process. Leave out --ray and --tensor-parallel, or it.")
+    if whole and inner_cuts:
+        raise UserError("--inner-cuts has no use with --whole, where there is no cut. Leave one out.")
     if replicas is not None and not ray:
         raise UserError("--replicas is for Ray Serve. Give --ray too, or leave it out.")
     compute = Compute(dtype, device, kv, batch_invariant)  # type: ignore[arg-type]
@@ -156,7 +164,7 @@ def serve(
 
     from aparte.cloud.serving import Served
 
-    served = Served(model, where, compute, limits, tensor_parallel)
+    served = Served(model, where, compute, limits, tensor_parallel, inner=inner_cuts)
     if ray:
         if (log_format, log_level) != ("text", "info"):
             raise UserError("Replicas log by way of Ray. Leave out --log-format and --log-level with --ray.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from aparte.cli.output import note, progress_bar
-from aparte.cli.protection import apply, privacy_line
+from aparte.cli.protection import apply, check_draws, privacy_line
 from aparte.config import Compute, Cut, Decoding, Drafting, LinkSettings
 from aparte.errors import UserError
 from aparte.privacy.protection import Protection
@@ -47,6 +47,8 @@ class Setup:
     drafting: Drafting = field(default_factory=Drafting)
     protection: Protection = field(default_factory=Protection)
     record: Path | None = None
+    #: The cut at which the cloud hosts the middle; a defence can draw another one for this session.
+    hosted: Cut | None = None
 
     @property
     def emulated(self) -> bool:
@@ -60,6 +62,7 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
     emulator, one in a process of its own, as it would be in real use."""
     from aparte.config import WireName, one_of
     from aparte.measure.cloud_process import CloudProcess
+    from aparte.measure.decomposition import Bandwidth
     from aparte.measure.wan_link import WanProfile
 
     one_of(setup.wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
@@ -85,11 +88,15 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         notices: list[str] = []
         weightless = setup.target == "draft" and bool(clouds)
         blueprint = Blueprint.open(folder, setup.compute, weightless=weightless)
+        if setup.hosted is not None:
+            check_draws(setup.protection.defence, setup.hosted, blueprint.layers)
         if child is not None:
             clouds, token = (child.url(),), child.token
             progress("starting the cloud", 1, 1)
         writer = _open(setup, blueprint, clouds, token, progress, notices.append, record)
         stack.callback(writer.target.close)
+        if setup.mbps is not None:
+            writer.bandwidth = Bandwidth(setup.mbps, setup.mbps)
         apply(setup.protection, writer)
         bars.close()  # a live bar would take the answer's standard output
         for notice in notices:
@@ -97,7 +104,9 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         if not quiet and setup.target == "draft":
             note(DRAFT_LINE)
         elif not quiet and clouds:
-            note(privacy_line(blueprint, setup.cut, setup.protection.defence))
+            note(privacy_line(blueprint, setup.hosted or setup.cut, setup.protection.defence))
+            if setup.hosted not in (None, setup.cut):
+                note(f"The cut of this session is {setup.cut}.")
         yield writer
 
 

@@ -31,6 +31,8 @@ class Served:
     limits: ServerLimits
     ranks: int = 1
     message_bytes: int | None = None
+    #: Whether a session may use fewer of the hosted layers.
+    inner: bool = False
 
     def look(self, progress: Progress | None = None) -> Fingerprint:
         """What will be served, with nothing loaded. Raises what would be wrong with it."""
@@ -59,7 +61,7 @@ class Served:
 
             engine = load_verifier(blueprint, self.model, limits, progress)
         else:
-            engine = load_engine(blueprint, self.cut, self.model, limits, progress)
+            engine = load_engine(blueprint, self.cut, self.model, limits, progress, inner=self.inner)
         engine.probe()
         return engine
 

@@ -234,7 +234,7 @@ def _judge(door: Door, found: Diagnosis) -> None:
         )
     elif found.relayed:
         added = found.relay_adds_ms or 0.0
-        if is_loopback(door.host):
+        if is_loopback(door.host) and not door.near_ms:
             found.problems.append(
                 "Something on this machine takes the connection, a tunnel or an emulator, and the cloud is "
                 f"{added:.0f} ms behind it. If it is a tunnel, compare with a direct port, if there is one."
