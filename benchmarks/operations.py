@@ -20,8 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from suite import HERE, origin
+from aparte.measure.origin import commit, machine
 
+HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "operations.md"
 RESULTS = HERE / "results" / "cloud"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -54,7 +55,8 @@ def measure(name: str, more: list[str]) -> None:
     # Of a model's folder the name is enough, and says nothing of this machine.
     named = [Path(word).name if Path(word).is_absolute() else word for word in words]
     shown = named if words[0] == "aparte" else ["python", *named]
-    result = {"command": shlex.join(shown), **origin(), "result": json.loads(done.stdout)}
+    made = {"commit": commit(), "machine": machine()}
+    result = {"command": shlex.join(shown), **made, "result": json.loads(done.stdout)}
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
