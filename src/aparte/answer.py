@@ -183,7 +183,7 @@ class Writer:
             prompt=tuple(prompt),
             sampling=sampling,
             max_new_tokens=stopping.max_new_tokens,
-            eos=self.codec.eos,
+            eos=self.codec.eos if stopping.eos is None else frozenset(stopping.eos),
             max_nodes=decoding.node_limit,
             budget=self.budget if decoding.automatic else None,
             prefill_chunk=self._prefill_chunk,

@@ -1,7 +1,8 @@
 """Reports as a list of blocks, written as one HTML page that needs nothing else, and as Markdown.
 
 A block is a kind and its content: ``h1`` to ``h3`` and ``p`` are text; ``list`` and ``verdict`` a list of
-sentences; ``table`` a list of rows, the head first; ``img`` a title and a picture's address, for HTML alone;
+sentences; ``table`` a list of rows, the head first, ``words`` one whose cells are sentences;
+``img`` a title and a picture's address, for HTML alone;
 ``figure`` a :class:`Picture`, which stands in the page and as a file beside the Markdown. Texts may have
 Markdown's code spans and emphasis.
 """
@@ -26,6 +27,8 @@ h2{margin-top:2.5rem}
 table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overflow-x:auto}
 th,td{border-bottom:1px solid #dde3ea;padding:.3rem .6rem;text-align:right}
 th:first-child,td:first-child{text-align:left}
+td{white-space:nowrap}
+.words td{white-space:normal;text-align:left}
 img{max-width:100%}
 code{font-size:.92em;background:#f0f3f6;padding:.1em .3em;border-radius:3px}
 .verdict{border-left:4px solid #d55e00;padding:.2rem 2rem}
@@ -77,7 +80,7 @@ def _markdown(block: Block) -> str:
     kind, content = block
     if kind in ("h1", "h2", "h3"):
         return f"{'#' * int(kind[1])} {content}\n"
-    if kind == "table":
+    if kind in ("table", "words"):
         head, *rows = content
         lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
         return "\n".join(f"| {' | '.join(map(_cell, cells))} |" for cells in lines) + "\n"
@@ -96,11 +99,11 @@ def _cell(text: str) -> str:
 
 def _html(block: Block) -> str:
     kind, content = block
-    if kind == "table":
+    if kind in ("table", "words"):
         head, *rows = content
         cells = "".join(f"<th>{_inline(cell)}</th>" for cell in head)
         lines = ["<tr>" + "".join(f"<td>{_inline(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-        return f"<table><tr>{cells}</tr>{''.join(lines)}</table>"
+        return f'<table class="{kind}"><tr>{cells}</tr>{"".join(lines)}</table>'
     if kind in ("verdict", "list"):
         items = "".join(f"<li>{_inline(line)}</li>" for line in content)
         return f'<ul class="{kind}">{items}</ul>'

@@ -15,7 +15,8 @@ from aparte.config import Cut, Decoding, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.errors import DoorError, LinkError, UserError
 from aparte.measure.decomposition import Parts
-from aparte.measure.doctor import Diagnosis, Sample, compare, examine
+from aparte.measure.doctor import Diagnosis, Sample, examine
+from aparte.measure.doctor_compare import compare
 from aparte.measure.doctor_path import Door
 from aparte.measure.doctor_sample import take_sample
 from aparte.measure.link_probe import LinkFigures

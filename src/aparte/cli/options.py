@@ -37,14 +37,17 @@ BatchInvariant = Annotated[
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Cloud = Annotated[
-    str | None, typer.Option(help="ws://host:port or wss://host:port. Without it: a middle of our own.")
+    str | None,
+    typer.Option(
+        help="ws://host:port, wss://host:port or ssh://user@host/port. Without it: a middle of our own."
+    ),
 ]
 Clouds = Annotated[
     list[str] | None,
     typer.Option(
         "--cloud",
-        help="ws://host:port or wss://host:port; more than one: where the first is away, the next is asked. "
-        "Without it: a middle of our own.",
+        help="ws://host:port, wss://host:port or ssh://user@host/port; more than one: where the first is "
+        "away, the next is asked. Without it: a middle of our own.",
         show_default=False,
     ),
 ]
@@ -139,7 +142,10 @@ Remember = Annotated[
     typer.Option("--remember", help="Keep what the drafter learns, on this device; see aparte forget."),
 ]
 Defence = Annotated[
-    str, typer.Option(help="Done to what is sent, split mode: none, int8 to int2, noise:EPSILON.")
+    str,
+    typer.Option(
+        help="Split mode, for what is sent: none, int8 to int2, noise:EPSILON, random-cut:LOW-HIGH."
+    ),
 ]
 Shape = Annotated[
     str | None,
@@ -157,6 +163,15 @@ NameList = Annotated[
         metavar="FILE",
         help="Replace the names in FILE, and numbers and addresses, before the model sees them; restore "
         "them in the answer.",
+        show_default=False,
+    ),
+]
+SpacyModel = Annotated[
+    str | None,
+    typer.Option(
+        "--spacy-model",
+        metavar="NAME",
+        help="spaCy model by which Presidio finds names for --pseudonyms: an installed one, or a folder.",
         show_default=False,
     ),
 ]

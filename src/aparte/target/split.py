@@ -14,7 +14,7 @@ from aparte.model.parts import Blueprint, Progress
 from aparte.step import Step
 from aparte.target.base import Ask, Evaluation, Timing
 from aparte.target.exchange import Exchange, message_of
-from aparte.target.outgoing import Guard, Shape
+from aparte.target.outgoing import Guard, Sent, Shape, Witness
 from aparte.target.states import StateStore
 from aparte.wire.link import Link
 from aparte.wire.tensors import TensorCodec
@@ -69,11 +69,16 @@ class SplitTarget:
         self._states: StateStore | None = None
         self._guard: Guard | None = None
         self._shape: Shape | None = None
+        self._witness: Witness | None = None
         self.vocab_size = parts.vocab_size
 
     def protect(self, guard: Guard | None = None, shape: Shape | None = None) -> None:
         """From now on send what ``guard`` makes of the front's output, and steps of this ``shape``."""
         self._guard, self._shape = guard, shape
+
+    def watch(self, witness: Witness) -> None:
+        """From now on tell ``witness`` of everything that is sent."""
+        self._witness = witness
 
     @property
     def shape(self) -> Shape | None:
@@ -131,9 +136,12 @@ class SplitTarget:
             self._states.put_front(step, hidden)
         computed = self._clock()
         sent = hidden if self._guard is None else self._guard(step, tokens, hidden)
-        message = message_of(step, self._codec.encode(sent))
+        payload = self._codec.encode(sent)
+        message = message_of(step, payload)
         if self._shape is not None:
             message = self._shape.seal(message)
+        if self._witness is not None:
+            self._witness(Sent.of(message, payload, len(step), self._codec))
         encoded = self._clock()
         begun = _Begun(
             nodes, ask.logits_from, device_ms=(computed - started) * 1e3, codec_ms=(encoded - computed) * 1e3
