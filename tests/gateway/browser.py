@@ -77,6 +77,7 @@ class Page:
         for name, value in settings.items():
             self.tab.fill(f"#{name}", str(value))
         self.tab.click("#close-settings")
+        self.until("document.activeElement.id === 'prompt'")  # the dialog closes in its own time
 
     def ask(self, text: str) -> None:
         self.tab.fill("#prompt", text)

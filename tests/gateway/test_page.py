@@ -99,11 +99,11 @@ class TestChat:
         assert "32 numbers" in of_question.inner_text()
         strip = of_question.locator("svg.strip").get_attribute("aria-label")
         assert strip.startswith(f"{prompt - reused} hidden states, with lengths from ")
-        assert of_answer.locator("svg.strip path").count() >= 2
+        assert of_answer.locator("svg.strip path").count() >= 1
         sample = of_answer.locator("code").inner_text().replace(" ", "")
         assert len(bytes.fromhex(sample)) == 24
         assert "of the prompt" in of_question.inner_text()
-        assert "kB up" in of_answer.inner_text()
+        assert "B up" in of_answer.inner_text()
 
     def test_a_conversation_is_one(self, page: Page, served: Served) -> None:
         page.ask(QUESTION)
@@ -283,7 +283,7 @@ class TestKeyboard:
         tab.keyboard.press("Enter")
         assert tab.locator("#settings").is_visible()
         tab.keyboard.press("Escape")
-        assert not tab.locator("#settings").is_visible()
+        page.until("!document.getElementById('settings').open")
         tab.focus("summary")
         tab.keyboard.press("Enter")
         assert tab.locator("details table").is_visible()

@@ -135,6 +135,14 @@ def test_a_family_without_a_plan_is_refused(
             Split(0, 2).check(blueprint)
 
 
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_plan_that_leaves_something_of_the_heads_whole_is_refused(
+    folders: dict[str, Path], name: str
+) -> None:
+    with pytest.raises(UserError, match=r"q_norm.weight has values for each head"):
+        Split(0, 2).check(Blueprint.open(folders[name], Compute("float32", "cpu")))
+
+
 def test_a_bias_is_added_once(folders: dict[str, Path]) -> None:
     blueprint = Blueprint.open(folders["gpt-neox"], Compute("float32", "cpu"))
     bias = torch.ones(4)

@@ -72,7 +72,15 @@ class Split:
                     f"divisible by {self.size}. Use a --tensor-parallel that divides it."
                 )
         for index in range(blueprint.layers):
-            self.shrink(blueprint.empty_layer(index), plan)
+            layer = blueprint.empty_layer(index)
+            if attention and (
+                whole := [name for name, _ in layer.named_parameters() if _by_head(layer, name)]
+            ):
+                raise UserError(
+                    f"This model cannot be split: {whole[0]} has values for each head, and the model's plan "
+                    "splits the heads but not them. Serve it without --tensor-parallel."
+                )
+            self.shrink(layer, plan)
 
     def plan(self, blueprint: Blueprint) -> dict[str, str]:
         """Style by the name of a module or tensor in a layer. Raises :class:`UserError` without a plan."""
@@ -144,6 +152,11 @@ class Split:
             )
         each = length // self.size
         return tensor.narrow(dim, self.rank * each, each).contiguous()
+
+
+def _by_head(layer: nn.Module, name: str) -> bool:
+    """Whether a norm's weight is one row per head."""
+    return "norm" in name and layer.get_parameter(name).ndim > 1
 
 
 class Summed(nn.Module):
