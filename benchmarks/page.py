@@ -56,7 +56,7 @@ PROMPTS = ("code", "chat", "summary")
 
 def write_page(results: Path) -> None:
     """Write the page from whatever results there are; measurements that are missing have no rows."""
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in results.glob("*.json")}
+    found = read_runs(results)
     sections = (
         _mat,
         _speed,
@@ -70,6 +70,12 @@ def write_page(results: Path) -> None:
     )
     parts = [INTRO, *(section(found) for section in sections)]
     PAGE.write_text("\n".join(part for part in parts if part), encoding="utf-8")
+
+
+def read_runs(results: Path) -> dict[str, Any]:
+    """What benchmarks/suite.py ran, by name; files of other scripts in the folder are not for this page."""
+    read = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in results.glob("*.json")}
+    return {name: entry for name, entry in read.items() if isinstance(entry, dict) and "command" in entry}
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:

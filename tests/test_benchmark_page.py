@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,6 @@ def benchmarks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(HERE / "benchmarks"), *sys.path])
 
 
-def results() -> dict[str, Any]:
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")}
-
-
 def test_the_page_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import page
 
@@ -35,9 +30,11 @@ def test_the_page_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_run_has_its_origin() -> None:
+    from page import read_runs
     from page_runs import runs_section
 
-    found = results()
+    found = read_runs(RESULTS)
+    assert found
     rows = [line.split(" | ") for line in runs_section(found).splitlines() if line.startswith("| `")]
     assert [row[0] for row in rows] == [f"| `{name}`" for name in sorted(found)]
     for row in rows:
