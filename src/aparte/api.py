@@ -38,6 +38,8 @@ from aparte.options import Options
 from aparte.pool import Part, Pool, Seat
 from aparte.privacy.guard import protect
 from aparte.privacy.protection import Protection
+from aparte.privatize.ends import PrivateEnds
+from aparte.privatize.use import adopt, hide
 from aparte.talk import Chat, Stream, merged
 from aparte.target.split import SplitTarget
 from aparte.text.tokenizer import Codec, Message
@@ -95,6 +97,10 @@ class Aparte:
         folder = resolve(connection.model, wanted=self._wanted() if remote else None, progress=progress)
         weightless = connection.target == "draft" and remote
         self._blueprint = Blueprint.open(folder, connection.compute, weightless=weightless)
+        #: The private ends of this device, if it has any.
+        self.ends: PrivateEnds | None = None
+        if connection.protection.ends is not None:
+            self.ends = adopt(self._blueprint, connection.cut, connection.protection.ends)
         self._codec = Codec(folder)
         self._shelf = DraftShelf(
             plan,
@@ -137,6 +143,7 @@ class Aparte:
         token: str | None = None,
         ca_file: Path | None = None,
         step_timeout_s: float = LinkSettings.step_timeout_s,
+        private_ends: Path | None = None,
         sessions: int = 4,
         progress: Progress | None = None,
         notice: Callable[[str], None] | None = None,
@@ -156,6 +163,7 @@ class Aparte:
             token,
             ca_file,
             LinkSettings(step_timeout_s=step_timeout_s),
+            Protection.parse(target, Protection.defence, None, private_ends),
         )
         plan = plan_drafts(model, where, target, decode=decode, draft=draft, draft_length=draft_length)
         return cls(connection, plan, sessions=sessions, progress=progress, notice=notice)
@@ -266,6 +274,8 @@ class Aparte:
             self._first = writer.target
             parts = self._first.parts
             parts.front, parts.back = TurnTaking(parts.front), TurnTaking(parts.back)
+        if self.ends is not None:
+            hide(writer.target, self.ends)
         if connection.protection != Protection():
             protect(writer.target, connection.protection, writer.codec)
         self._progress = self._notice = None  # told once

@@ -14,7 +14,8 @@ from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.model.parts import Blueprint
 from aparte.privacy.defences import Noise, Quantised
-from aparte.privacy.guard import Guard, gaussian, open_guard, parse_setting
+from aparte.privacy.guard import Guard, open_guard, parse_setting
+from aparte.privacy.paths import gaussian
 from aparte.speculate.drafter import make_drafter
 from aparte.step import ROOT, Step
 from aparte.target.split import SplitTarget

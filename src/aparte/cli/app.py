@@ -23,6 +23,7 @@ from aparte.cli.gateway import gateway
 from aparte.cli.generate import generate
 from aparte.cli.models import models_app
 from aparte.cli.plan import plan
+from aparte.cli.privatize import privatize
 from aparte.cli.rtt import rtt
 from aparte.cli.serve import serve
 from aparte.cli.tokens import tokens_app
@@ -43,6 +44,7 @@ app.command()(chat)
 app.command()(verify)
 app.command()(demo)
 app.command()(audit)
+app.command()(privatize)
 app.command()(forget)
 app.command()(gateway)
 app.command("wan")(wan)

@@ -51,6 +51,7 @@ def chat(
     wire: options.Wire = "auto",
     defence: options.Defence = Protection.defence,
     constant_shape: options.Shape = None,
+    private_ends: options.Ends = None,
     pseudonyms: options.NameList = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
@@ -89,7 +90,7 @@ def chat(
         remember=remember,
     )
     check_remember(decoding, remember)
-    protection = Protection.parse(target, defence, constant_shape)
+    protection = Protection.parse(target, defence, constant_shape, private_ends)
     decoding = protection.limit(decoding)
     check(protection)
     names = open_pseudonyms(pseudonyms, quiet=json)

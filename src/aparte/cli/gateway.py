@@ -63,6 +63,7 @@ def gateway(
     wire: options.Wire = "auto",
     defence: options.Defence = Protection.defence,
     constant_shape: options.Shape = None,
+    private_ends: options.Ends = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
     token_file: options.TokenFile = None,
@@ -100,7 +101,7 @@ def gateway(
         linked=bool(cloud),
         remember=False,
     )
-    protection = Protection.parse(target, defence, constant_shape)
+    protection = Protection.parse(target, defence, constant_shape, private_ends)
     decoding = protection.limit(decoding)
     check(protection)
     with contextlib.ExitStack() as stack:
@@ -142,7 +143,7 @@ def gateway(
         if not json and target == "draft":
             note(DRAFT_LINE)
         elif not json and cloud:
-            note(privacy_line(ready.blueprint, where, defence))
+            note(privacy_line(ready.blueprint, where, defence, ready.ends))
         name = Path(model).name if Path(model).exists() else model
         url = f"http://{format_address(listener.getsockname()[:2])}"
         if not is_loopback(host):

@@ -54,6 +54,7 @@ def generate(
     wire: options.Wire = "auto",
     defence: options.Defence = Protection.defence,
     constant_shape: options.Shape = None,
+    private_ends: options.Ends = None,
     pseudonyms: options.NameList = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
@@ -92,7 +93,7 @@ def generate(
         remember=remember,
     )
     check_remember(decoding, remember)
-    protection = Protection.parse(target, defence, constant_shape)
+    protection = Protection.parse(target, defence, constant_shape, private_ends)
     decoding = protection.limit(decoding)
     text = options.read_text(prompt)
     if raw and system:

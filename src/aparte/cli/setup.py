@@ -85,8 +85,17 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         if child is not None:
             clouds, token = (child.url(),), child.token
             progress("starting the cloud", 1, 1)
+        ends = None
+        if setup.protection.ends is not None:
+            from aparte.privatize.use import adopt
+
+            ends = adopt(blueprint, setup.cut, setup.protection.ends)
         writer = _open(setup, blueprint, clouds, token, progress, notices.append)
         stack.callback(writer.target.close)
+        if ends is not None:
+            from aparte.privatize.use import hide
+
+            hide(writer.target, ends)
         apply(setup.protection, writer)
         bars.close()  # a live bar would take the answer's standard output
         for notice in notices:
@@ -94,7 +103,7 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         if not quiet and setup.target == "draft":
             note(DRAFT_LINE)
         elif not quiet and clouds:
-            note(privacy_line(blueprint, setup.cut, setup.protection.defence))
+            note(privacy_line(blueprint, setup.cut, setup.protection.defence, ends))
         yield writer
 
 

@@ -30,6 +30,10 @@ class Case:
     tokens: int
     progress: Progress
     seed: int = 0
+    #: The device itself, for attackers to whom pairs of it leak; None where ``observer`` is the device.
+    device: Observer | None = None
+    #: What an attacker prepared who knows the defence: a device like it, with a secret of its own.
+    own: Observer | None = None
     _pairs: list[Seen] = field(default_factory=list)
 
     def pairs(self, tokens: int | None = None) -> list[Seen]:
@@ -50,6 +54,7 @@ class Case:
                 self.observer.wire,
                 self.observer.defence,
                 self.observer.seed + 1_000_003 + len(self._pairs),
+                self.observer.device,
             )
             self._pairs += mine.watch(more, label="the attacker's own text", progress=self.progress)
         chosen: list[Seen] = []

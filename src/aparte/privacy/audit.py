@@ -31,10 +31,12 @@ from aparte.privacy.linear import Linear
 from aparte.privacy.metrics import score
 from aparte.privacy.mlp import PAPER_SAMPLES, Mlp
 from aparte.privacy.observe import Observer, Seen
+from aparte.privacy.private_audit import PrivatePlaces
+from aparte.privacy.private_ends import fits
 from aparte.privacy.price import price
 from aparte.privacy.sample import sample_passages
 from aparte.privacy.sequence import SequenceInverter
-from aparte.privacy.settings import ATTACK_NAMES, AuditSettings
+from aparte.privacy.settings import ADAPTIVE_NAMES, ATTACK_NAMES, AuditSettings
 from aparte.privacy.shape import ConstantShape, ShapeSettings
 from aparte.privacy.specimen import Specimen, bounds_of
 from aparte.privacy.store import Store
@@ -67,6 +69,7 @@ class Audit:
         for setting, first in self._places():
             for cut in parse_defence(setting).cuts(first):
                 cut.check(blueprint.layers)
+        self._private = PrivatePlaces(blueprint, self._defences, self._cuts, settings.attacker_ends)
         self._wire = wire_format(settings.wire, blueprint)
         self._codec = Codec(blueprint.checkpoint.folder)
         passages = [p for file in settings.texts for p in load_passages(file)] or sample_passages(
@@ -105,7 +108,7 @@ class Audit:
     # -- what runs where --------------------------------------------------------------------------
 
     def _plan(self) -> list[Callable[[], list[dict[str, Any]]]]:
-        wanted, scale = self._settings.attacks or ATTACK_NAMES, self._scale
+        wanted, scale = self._settings.attacks or (*ATTACK_NAMES, *ADAPTIVE_NAMES), self._scale
         first = (self._cuts[0], "none")
         plan: list[Callable[[], list[dict[str, Any]]]] = []
 
@@ -131,9 +134,15 @@ class Audit:
                 add(SequenceInverter(scale.seconds), *here, scale.attacker_tokens)
             if plain and (main or scale.thorough):
                 add(Gradient(scale.seconds, scale.steps, scale.descents), *here, 0)
+            for hard in self._private.attacks(defence, scale):
+                if hard.name.split("_")[0] in wanted:
+                    plan.append(partial(self._listed, hard, *here, 0, f"{hard.leaked} {hard.target}"))
         if "traffic" in wanted:
             plan.append(lambda: [self._traffic(None), self._traffic(traffic.SHAPE)])
         return plan
+
+    def _listed(self, attack: Attack, cut: Cut, defence: str, tokens: int, label: str) -> list[dict[str, Any]]:
+        return [self._attack(attack, cut, defence, tokens, label)]
 
     def _attack(self, attack: Attack, cut: Cut, defence: str, tokens: int, label: str) -> dict[str, Any]:
         key = f"{attack.name} {cut} {defence} {tokens} {label}"
@@ -153,6 +162,7 @@ class Audit:
             "defence": defence,
             "target": attack.target,
             **scores.to_json(),
+            **self._private.identity(defence),
             "attacker_tokens": found.attacker_tokens,
             "seconds": round(found.seconds, 2),
             **found.extra,
@@ -189,7 +199,8 @@ class Audit:
             (setting, cut)
             for setting in self._defences
             for cut in self._cuts
-            if cut == self._cuts[0] or len(parse_defence(setting).cuts(cut)) == 1
+            if (cut == self._cuts[0] or len(parse_defence(setting).cuts(cut)) == 1)
+            and fits(parse_defence(setting), cut)
         ]
 
     def _prices(self) -> list[dict[str, Any]]:
@@ -201,7 +212,10 @@ class Audit:
     def _price(self, cut: Cut, setting: str) -> dict[str, Any]:
         texts = self._tokens(self._others, self._scale.length)[: self._scale.price_texts]
         defence = self._defence(cut, setting)
-        row = price(self.specimen, cut, self._wire, defence, texts, self._settings.seed, self._progress)
+        device = self._private.device(self.specimen, setting, cut)
+        row = price(
+            self.specimen, cut, self._wire, defence, texts, self._settings.seed, self._progress, device
+        )
         if setting == "none":
             row["name"] = "depth"
             row["setting"] = f"none at {cut}"
@@ -223,8 +237,9 @@ class Audit:
         if key not in self._observed:
             # The pairs of one case can be large; nothing comes back to an earlier one.
             self._observed = {other: case for other, case in self._observed.items() if other[0] == key[0]}
+            device = self._private.device(self.specimen, setting, cut)
             observer = Observer(
-                self.specimen, cut, self._wire, self._defence(cut, setting), self._settings.seed
+                self.specimen, cut, self._wire, self._defence(cut, setting), self._settings.seed, device
             )
             scale = self._scale
             if answers:
@@ -233,9 +248,8 @@ class Audit:
             else:
                 seen = self._watched(observer)
             corpus = self._tokens(self._others, 4 * scale.length)
-            self._observed[key] = Case(
-                observer, seen, corpus, scale.attacker_tokens, self._progress, self._settings.seed
-            )
+            case = Case(observer, seen, corpus, scale.attacker_tokens, self._progress, self._settings.seed)
+            self._observed[key] = self._private.case(case)
         return self._observed[key]
 
     def _watched(self, observer: Observer) -> list[Seen]:
@@ -243,7 +257,7 @@ class Audit:
         return observer.watch(texts, label="texts to attack", progress=self._progress)
 
     def _defence(self, cut: Cut, setting: str) -> Defence:
-        defence = parse_defence(setting)
+        defence = self._private.opened(setting, cut) or parse_defence(setting)
         plain = Observer(self.specimen, cut, "float32", Nothing(), self._settings.seed)
         rows = plain.watch(self._tokens(self._quiet, 4 * self._scale.length))
         defence.calibrate(
@@ -261,6 +275,7 @@ class Audit:
             "model": settings.model,
             "cuts": [str(cut) for cut in self._cuts],
             "defences": self._defences,
+            **self._private.fingerprint(),
             "attacker_tokens": self._scale.attacker_tokens,
             "text": digest[:16],
             "quick": settings.quick,
