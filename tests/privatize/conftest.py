@@ -13,7 +13,7 @@ from aparte.bridge.teacher import Teacher
 from aparte.bridge.train import Conversations
 from aparte.config import Cut
 from aparte.model.parts import Blueprint
-from aparte.privatize.ends import Change, PrivateEnds
+from aparte.privatize.ends import Change, PrivateEnds, Veil
 from aparte.privatize.file import save_ends
 from aparte.privatize.net import EndsNet
 from running import FLOAT32
@@ -43,15 +43,26 @@ def new_net(teacher: Teacher, folder: Path, rank: int = 4) -> EndsNet:
     return EndsNet(teacher, prefixes, rank, seed=1)
 
 
+def drawn_veil(generator: torch.Generator, scale: float = 0.5, size: int = 20) -> Veil:
+    """``size`` coordinates of ten decoys, with numbers of about ``scale``."""
+    axes = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q[:, :size].contiguous()
+    table = scale * torch.randn(10, size, generator=generator)
+    shares = torch.rand(10, generator=generator)
+    spread = 0.3 * scale * torch.randn(size, size, generator=generator)
+    return Veil(axes, axes.T.contiguous(), torch.zeros(WIDTH), table, shares / shares.sum(), spread)
+
+
+NOTHING = drawn_veil(torch.Generator().manual_seed(0), size=0)
+
+
 def drawn_ends(teacher: Teacher, folder: Path, scale: float = 0.05, mask: float = 0.5) -> PrivateEnds:
-    """Changes of ``scale`` and masks of ``mask`` per number."""
+    """Changes of ``scale``, and decoys with numbers of about ``mask``."""
     generator = torch.Generator().manual_seed(7)
     changes = {
         name: Change(scale * torch.randn(change.up.shape, generator=generator), change.down)
         for name, change in new_net(teacher, folder).changes().items()
     }
-    shape = mask * torch.randn(WIDTH, WIDTH, generator=generator) / WIDTH**0.5
-    return PrivateEnds(KEY, shape, changes, {"recipe": {"rank": 4, "steps": 0, "strength": 0.1}})
+    return PrivateEnds(KEY, drawn_veil(generator, mask), changes, {"recipe": {"rank": 4, "steps": 0, "strength": 0.1}})
 
 
 @pytest.fixture(scope="session")

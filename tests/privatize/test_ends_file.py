@@ -13,7 +13,7 @@ from aparte.bridge.teacher import Teacher
 from aparte.config import Cut
 from aparte.errors import CheckpointError, MismatchError
 from aparte.model.parts import Blueprint
-from aparte.privatize.ends import PrivateEnds
+from aparte.privatize.ends import PrivateEnds, Veil
 from aparte.privatize.file import load_ends, save_ends
 from privatize.conftest import CUT, drawn_ends
 from running import FLOAT32
@@ -27,7 +27,8 @@ def load(path: Path, folder: Path, cut: Cut = CUT) -> PrivateEnds:
 def test_come_back_as_they_were(ends_file: Path, teacher: Teacher, llama_folder: Path) -> None:
     ends, before = load(ends_file, llama_folder), drawn_ends(teacher, llama_folder)
     assert ends.key == before.key
-    assert torch.equal(ends.shape, before.shape)
+    for name in Veil.__dataclass_fields__:
+        assert torch.equal(getattr(ends.veil, name), getattr(before.veil, name)), name
     assert ends.changes.keys() == before.changes.keys()
     assert all(torch.equal(ends.changes[name].delta(), before.changes[name].delta()) for name in ends.changes)
     assert ends.settings == before.settings
@@ -56,7 +57,7 @@ def test_another_model_is_refused(ends_file: Path, llama_folder: Path, tmp_path:
         load(ends_file, folder)
 
 
-@pytest.mark.parametrize("damage", ["cut off", "none", "name", "middle", "size", "number", "key", "gone"])
+@pytest.mark.parametrize("damage", ["cut off", "none", "name", "middle", "size", "number", "key", "veil", "gone"])
 def test_a_damaged_file_is_a_sentence(
     ends_file: Path, llama_folder: Path, tmp_path: Path, damage: str
 ) -> None:
@@ -74,7 +75,9 @@ def test_a_damaged_file_is_a_sentence(
     elif damage == "size":
         tensors[up] = tensors[up][:-1].contiguous()
     elif damage == "number":
-        tensors["shape"][0, 0] = torch.nan
+        tensors["veil.table"][0, 0] = torch.nan
+    elif damage == "veil":
+        tensors["veil.left"] = tensors["veil.left"][:, 1:].contiguous()
     elif damage == "key":
         tensors["key"] = tensors["key"][:5].contiguous()
     if damage != "gone":

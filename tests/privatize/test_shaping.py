@@ -1,8 +1,6 @@
-"""The mask's shape: what it may cost is what it costs, and nothing tells less at that price."""
+"""The mask's shape: what is given away costs what was asked, and no more of it could be had for that."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -10,44 +8,54 @@ import torch
 from aparte.bridge.teacher import Teacher
 from aparte.bridge.train import Conversations
 from aparte.privatize.net import run
-from aparte.privatize.shaping import sensitivity, shape_mask, water_fill
+from aparte.privatize.shaping import OUTSIZED, sensitivity, shape_veil, weak_coordinates
 
 GENERATOR = torch.Generator().manual_seed(0)
 
 
-def told(gains: torch.Tensor, variances: torch.Tensor) -> tuple[float, float]:
-    """Nats told, and the price."""
-    return 0.5 * float(torch.log1p(1 / variances).sum()), 0.5 * float((gains * variances).sum())
+@pytest.mark.parametrize("price", [0.5, 5.0, 1e9])
+def test_as_many_coordinates_are_given_away_as_the_price_allows(price: float) -> None:
+    inner, states = (torch.randn(12, 12, generator=GENERATOR) for _ in range(2))
+    read, spread = 0.1 * inner @ inner.T, states @ states.T + 0.1 * torch.eye(12)
+    left, right = weak_coordinates(read, spread, price)
+    count = left.shape[1]
+    assert torch.allclose(right @ left, torch.eye(count), atol=1e-3)
+    assert torch.allclose(right @ spread @ right.T, torch.eye(count), atol=1e-3), "of the states' own scale"
+    costs = (left.T @ read @ left).diagonal()  # of another token's value in each
+    assert float(costs.sum()) <= price
+    assert torch.equal(costs, costs.sort().values)
+    if count < 12:
+        _, more = weak_coordinates(read, spread, 2 * price + 1)
+        assert len(more) > count
+    else:
+        assert price == 1e9
 
 
-@pytest.mark.parametrize("budget", [1e-4, 0.1, 50.0])
-def test_water_filling_spends_its_budget_and_nothing_beats_it(budget: float) -> None:
-    gains = torch.logspace(-8, 3, 40, dtype=torch.float64)
-    best, level = water_fill(gains, budget)
-    least, price = told(gains, best)
-    assert price == pytest.approx(budget, rel=1e-6)
-    for _ in range(200):
-        other = best * torch.exp(0.3 * torch.randn(40, generator=GENERATOR, dtype=torch.float64))
-        other *= budget / told(gains, other)[1]
-        assert told(gains, other)[0] >= least - 1e-9
-    more = water_fill(gains, 1.001 * budget)[0]
-    assert (least - told(gains, more)[0]) / (0.001 * budget) == pytest.approx(level, rel=0.01)
+def test_no_price_is_no_mask(teacher: Teacher, data: Conversations) -> None:
+    veil = shape_veil(teacher, [data.batch(range(8))], torch.eye(32), 0.0)
+    assert veil.size == 0
+    hidden = torch.randn(5, 32, generator=GENERATOR)
+    values = veil.values(torch.rand(5), torch.randn(5, 0))
+    assert torch.equal(hidden + veil.mask(hidden, values), hidden)
 
 
-def test_a_mask_costs_what_was_asked_by_the_matrices_that_it_was_made_from() -> None:
-    inner = torch.randn(12, 12, generator=GENERATOR)
-    states = torch.randn(12, 12, generator=GENERATOR)
-    read, spread = inner @ inner.T, states @ states.T + 0.1 * torch.eye(12)
-    shape = shape_mask(read, spread, 0.3)
-    covariance = shape.matrix @ shape.matrix.T
-    assert 0.5 * float((read * covariance).sum()) == pytest.approx(0.3, rel=1e-3)
-    ratio = torch.linalg.solve(covariance.double(), spread.double())
-    bits = 0.5 * float(torch.linalg.slogdet(torch.eye(12, dtype=torch.float64) + ratio)[1]) / math.log(2)
-    assert bits == pytest.approx(shape.bits, rel=1e-3)
-
-
-def test_no_budget_is_no_mask() -> None:
-    assert not shape_mask(torch.eye(3), torch.eye(3), 0.0).matrix.any()
+def test_a_masked_state_has_a_decoy_s_coordinates_and_its_own_elsewhere(
+    teacher: Teacher, data: Conversations
+) -> None:
+    batch = data.batch(range(8))
+    read = sensitivity(teacher, [batch], 0, lambda *_: None)
+    veil = shape_veil(teacher, [batch], read, float(read.trace()) / 4)
+    assert 0 < veil.size < 32
+    states = batch.front[:, OUTSIZED:].flatten(0, 1).float()
+    values = veil.values(torch.rand(len(states)), torch.randn(len(states), veil.size))
+    sent = states + veil.mask(states, values)
+    assert torch.allclose((sent - veil.centre) @ veil.right.T, values, atol=1e-3)
+    keep = torch.eye(32) - veil.left @ veil.right
+    assert torch.allclose((sent - states) @ keep.T, torch.zeros_like(sent), atol=1e-3)
+    # Decoys look like states there: the same scale, and tokens of the text.
+    own = (states - veil.centre) @ veil.right.T
+    assert float(values.std() / own.std()) == pytest.approx(1, rel=0.25)
+    assert float(veil.shares.sum()) == pytest.approx(1)
 
 
 def test_the_sensitivity_foretells_what_a_small_mask_costs(teacher: Teacher, data: Conversations) -> None:

@@ -27,13 +27,13 @@ def privatize(
     strength: Annotated[
         float,
         typer.Option(
-            min=0, help="How much is hidden: divergence in nats per token to pay for it, before training."
+            min=0, help="How much is hidden: what it may cost in nats of divergence per token, before training."
         ),
-    ] = 0.1,
+    ] = 0.05,
     rank: Annotated[
         str, typer.Option(metavar="R", help="Rank of the changes of front and back, or full.")
     ] = "16",
-    steps: Annotated[int, typer.Option(min=0, help="Training steps, of four conversations each.")] = 200,
+    steps: Annotated[int, typer.Option(min=0, help="Training steps, of two conversations each.")] = 400,
     tokens: Annotated[
         int, typer.Option(min=1000, help="Tokens of conversation to write and learn from.")
     ] = 36_000,

@@ -172,7 +172,8 @@ def pairs_of(case: Case, observer: Observer, count: int) -> list[Seen]:
 
 
 def _answer(ranked: torch.Tensor, seen: Seen) -> torch.Tensor:
-    """Of the tokens recovered from what went up, those of the answer; the last one never went up."""
+    """Of the tokens recovered from what went up, those of the answer; the last one never went
+    up, and token 0 is as good a guess as any."""
     sent = len(seen.answer) - 1
-    none = ranked.new_full((1, RANKS), -1)
-    return torch.cat([ranked[len(ranked) - sent :], none])
+    blind = ranked.new_zeros(1, RANKS)
+    return torch.cat([ranked[len(ranked) - sent :], blind])

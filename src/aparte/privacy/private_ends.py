@@ -20,8 +20,7 @@ from aparte.config import Cut
 from aparte.errors import CheckpointError
 from aparte.model.parts import Blueprint
 from aparte.privacy.defences import Nothing
-from aparte.privacy.paths import gaussian
-from aparte.privatize.ends import PrivateEnds
+from aparte.privatize.ends import PrivateEnds, drawn
 from aparte.privatize.file import load_ends
 
 PREFIX = "private-ends="
@@ -51,8 +50,9 @@ class PrivateEndsDefence(Nothing):
         rank = recipe.get("rank")
         return (
             f"A secret front and back: weights changed by {'full' if rank == 0 else f'rank {rank}'} updates, "
-            f"{recipe.get('steps')} training steps, and a secret mask of strength {recipe.get('strength')} that "
-            "the device takes out again behind the middle."
+            f"{recipe.get('steps')} training steps, and a mask of strength {recipe.get('strength')}: "
+            f"{0 if self.ends is None else self.ends.veil.size} coordinates of every state are those of secret "
+            "decoys, which the device takes out again behind the middle."
         )
 
     def open(self, blueprint: Blueprint, cut: Cut) -> PrivateEnds:
@@ -72,13 +72,16 @@ class PrivateEndsDefence(Nothing):
                 "`aparte privatize`."
             ) from error
 
-    def protect(self, hidden: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:  # noqa: ARG002
+    def protect(self, hidden: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
         if self.ends is None:
             raise ValueError("these private ends were not opened")
+        veil, states = self.ends.veil, hidden.float().cpu()
         keys = torch.randint(256, (len(hidden), 32), generator=generator, dtype=torch.uint8)
-        normal = torch.stack([gaussian(bytes(key.tolist()), hidden.shape[1]) for key in keys]).float()
-        masked: torch.Tensor = hidden.float() + (normal @ self.ends.shape.float().T).to(hidden.device)
-        return masked.to(hidden.dtype)
+        uniform, normal = zip(*(drawn(bytes(key.tolist()), veil.size) for key in keys), strict=True)
+        mask = veil.mask(states, veil.values(torch.stack(uniform), torch.stack(normal)))
+        if position == 0:
+            mask[0] = 0
+        return (states + mask).to(hidden.device, hidden.dtype)
 
 
 def fits(defence: object, cut: Cut) -> bool:

@@ -1,11 +1,15 @@
 """Private ends: what a device adds to a public model's front and back, and nobody else has.
 
 Two things. *Changes* of the weights of its own layers, of low rank or full, which training found. And a
-*mask*: numbers added to the front's output of every node before it is sent, and taken out of what comes back.
-A middle of transformer layers carries what comes in through to its output, beside what it computes from it, so
-that the mask can be taken out there again; what remains is what the layers in between made of it, and the
-mask's shape is chosen so that this is little. The mask of a node is drawn from a secret key and all tokens up
-to the node (:mod:`aparte.privacy.paths`), so front and mask are one deterministic, secret function of the text.
+*mask*, which is added to the front's output of every node before it is sent, and taken out of what comes back:
+it replaces those coordinates of a state that the middle hardly reads by what a decoy, another token, would have
+there. A middle of transformer layers carries what comes in through to its output, beside what it computes from
+it, so that the mask can be taken out again; what remains is what the layers in between made of it, and the
+coordinates are chosen so that this is little.
+
+The decoy of a node is drawn from a secret key and all tokens up to the node (:mod:`aparte.privacy.paths`), so
+that front and mask are one deterministic, secret function of the text. The first token of a text has no mask:
+its state is outsized, and everything after it leans on it.
 """
 
 from __future__ import annotations
@@ -35,14 +39,51 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Veil:
+    """Which ``n`` coordinates of a state are replaced, and by what.
+
+    ``right [n, D]`` reads them off a state less ``centre [D]``, ``left [D, n]`` puts them in. ``table [m, n]``
+    has the mean values of ``m`` decoys, drawn with the chances ``shares [m]``, and ``spread [n, n]`` turns
+    standard normal numbers into what comes on top. With ``n`` of 0 nothing is replaced.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+    centre: torch.Tensor
+    table: torch.Tensor
+    shares: torch.Tensor
+    spread: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        """The number of coordinates ``n``."""
+        return len(self.right)
+
+    def values(self, uniform: torch.Tensor, normal: torch.Tensor) -> torch.Tensor:
+        """Decoys' coordinates ``[..., n]`` from random numbers ``[...]`` in (0, 1) and ``[..., n]``."""
+        ends = self.shares.double().cumsum(0)
+        chosen = torch.searchsorted(ends, uniform.double() * ends[-1]).clamp_max(len(ends) - 1)
+        return self.table[chosen] + normal @ self.spread.T
+
+    def mask(self, hidden: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """What to add to states ``[..., D]`` so that they have these coordinates ``[..., n]``."""
+        own = (hidden.float() - self.centre) @ self.right.T
+        return (values - own) @ self.left.T
+
+    def to(self, device: torch.device) -> Veil:
+        """The same on a device."""
+        return Veil(**{name: getattr(self, name).to(device) for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
 class PrivateEnds:
-    """``shape`` ``[D, D]`` turns standard normal numbers into a mask; ``changes`` go by tensor name.
+    """The secret ``key``, the mask's ``veil``, and the ``changes`` by tensor name.
 
     ``settings`` are those of the training, and ``digest`` names the file.
     """
 
     key: bytes
-    shape: torch.Tensor
+    veil: Veil
     changes: Mapping[str, Change]
     settings: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
@@ -59,20 +100,31 @@ class PrivateEnds:
 
     def new_mask(self) -> Mask:
         """A mask for one session."""
-        return Mask(self.key, self.shape)
+        return Mask(self.key, self.veil)
 
 
 class Mask:
     """One session's masks, by the tokens on the path to each node."""
 
-    def __init__(self, key: bytes, shape: torch.Tensor) -> None:
+    def __init__(self, key: bytes, veil: Veil) -> None:
         self._paths = Paths(key)
-        self._shape = shape.float()
+        self._veil = veil
 
-    def __call__(self, step: Step, tokens: Sequence[int]) -> torch.Tensor:
-        """What is added for the nodes of ``step``, and later taken out: ``[n, D]`` in float32."""
-        digests, _ = self._paths.follow(step, tokens)
-        width = len(self._shape)
-        normal = torch.stack([gaussian(digest, width) for digest in digests]).float()
-        # Row by row: a product of several rows may round differently from that of one.
-        return torch.stack([self._shape @ row for row in normal])
+    def __call__(self, step: Step, tokens: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
+        """What is added to ``hidden`` ``[n, D]``, the states of the nodes of ``step``, and later taken out."""
+        digests, positions = self._paths.follow(step, tokens)
+        rows = [
+            # Row by row: a product of several rows may round differently from that of one.
+            self._row(digest, row) if position else torch.zeros_like(row)
+            for digest, position, row in zip(digests, positions, hidden.float().cpu(), strict=True)
+        ]
+        return torch.stack(rows)
+
+    def _row(self, digest: bytes, hidden: torch.Tensor) -> torch.Tensor:
+        return self._veil.mask(hidden, self._veil.values(*drawn(digest, self._veil.size)))
+
+
+def drawn(digest: bytes, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A number in (0, 1) and ``size`` standard normal ones that belong to a path."""
+    numbers = gaussian(digest, size + 1)
+    return torch.special.ndtr(numbers[0]), numbers[1:].float()

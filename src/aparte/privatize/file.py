@@ -16,15 +16,16 @@ from aparte.config import Cut, cache_dir
 from aparte.errors import CheckpointError, MismatchError
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint
-from aparte.privatize.ends import KEY_BYTES, Change, PrivateEnds
+from aparte.privatize.ends import KEY_BYTES, Change, PrivateEnds, Veil
 
 FORMAT = "aparte-private-ends-1"
-_UP, _DOWN = ".up", ".down"
+_UP, _DOWN, _VEIL = ".up", ".down", "veil."
 
 
 def save_ends(path: Path, ends: PrivateEnds, blueprint: Blueprint, cut: Cut) -> None:
     """Write the file, readable by its owner alone."""
-    tensors = {"key": torch.tensor(list(ends.key), dtype=torch.uint8), "shape": ends.shape.float()}
+    tensors = {"key": torch.tensor(list(ends.key), dtype=torch.uint8)}
+    tensors |= {f"{_VEIL}{name}": getattr(ends.veil, name).float() for name in Veil.__dataclass_fields__}
     for name, change in ends.changes.items():
         tensors[name + _UP] = change.up.float()
         if change.down is not None:
@@ -59,7 +60,8 @@ def load_ends(path: Path, blueprint: Blueprint, cut: Cut) -> PrivateEnds:
             _check(path, header, identity(blueprint, cut))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         settings = json.loads(header["settings"])
-        key, shape = bytes(tensors.pop("key").tolist()), tensors.pop("shape")
+        key = bytes(tensors.pop("key").tolist())
+        veil = Veil(**{name: tensors.pop(f"{_VEIL}{name}") for name in Veil.__dataclass_fields__})
         changes = {
             name.removesuffix(_UP): Change(value, tensors.get(name.removesuffix(_UP) + _DOWN))
             for name, value in tensors.items()
@@ -71,7 +73,7 @@ def load_ends(path: Path, blueprint: Blueprint, cut: Cut) -> PrivateEnds:
             f"{path} can't be read as private ends ({type(error).__name__}). Train them again with "
             "`aparte privatize`, or leave out --private-ends."
         ) from error
-    ends = PrivateEnds(key, shape, changes, settings, digest)
+    ends = PrivateEnds(key, veil, changes, settings, digest)
     _check_shapes(path, ends, blueprint, cut)
     return ends
 
@@ -116,8 +118,11 @@ def _check(path: Path, header: dict[str, str], here: dict[str, str]) -> None:
 def _check_shapes(path: Path, ends: PrivateEnds, blueprint: Blueprint, cut: Cut) -> None:
     """A file that fits the model's header may still be damaged, or made to do harm."""
     shapes = blueprint.shapes(index for index in range(blueprint.layers) if index not in cut.middle(blueprint.layers))
-    width = blueprint.hidden_size
-    fits = len(ends.key) == KEY_BYTES and tuple(ends.shape.shape) == (width, width)
+    width, veil = blueprint.hidden_size, ends.veil
+    size, decoys = veil.size, len(veil.table)
+    wanted = ((width, size), (size, width), (width,), (decoys, size), (decoys,), (size, size))
+    found = tuple(tuple(getattr(veil, name).shape) for name in Veil.__dataclass_fields__)
+    fits = len(ends.key) == KEY_BYTES and found == wanted and decoys > 0
     for name, change in ends.changes.items():
         parts = (change.up,) if change.down is None else (change.up, change.down)
         if name not in shapes or any(part.ndim != 2 for part in parts):
@@ -126,8 +131,9 @@ def _check_shapes(path: Path, ends: PrivateEnds, blueprint: Blueprint, cut: Cut)
             fits = False
         elif (change.up.shape[0], parts[-1].shape[1]) != shapes[name]:
             fits = False
-    tensors = [ends.shape, *(part for change in ends.changes.values() for part in (change.up, change.down))]
-    if not fits or not all(torch.isfinite(part).all() for part in tensors if part is not None):
+    tensors = [getattr(veil, name) for name in Veil.__dataclass_fields__]
+    tensors += [*(part for change in ends.changes.values() for part in (change.up, change.down) if part is not None)]
+    if not fits or not all(torch.isfinite(part).all() for part in tensors):
         raise CheckpointError(
             f"{path} holds private ends that do not fit this model, or numbers that are none. Train them "
             "again with `aparte privatize`."

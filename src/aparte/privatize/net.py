@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from aparte.bridge.teacher import Teacher, run_layer
-from aparte.privatize.ends import Change
+from aparte.privatize.ends import Change, Veil
 
 
 class Changed(nn.Module):
@@ -32,6 +33,14 @@ class Changed(nn.Module):
         inner = x.float() if self.down is None else nn.functional.linear(x.float(), self.down)
         result: torch.Tensor = self.base(x) + nn.functional.linear(inner, self.up).to(x.dtype)
         return result
+
+
+class Passed(NamedTuple):
+    """What goes up, what comes down, and the head's input: ``[B, T, D]`` each."""
+
+    sent: torch.Tensor
+    down: torch.Tensor
+    final: torch.Tensor
 
 
 class EndsNet(nn.Module):
@@ -70,12 +79,25 @@ class EndsNet(nn.Module):
         result: torch.Tensor = teacher.norm(self._run(range(teacher.middle.stop, len(teacher.layers)), down))
         return result
 
-    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens ``[B, T]`` and masks ``[B, T, D]`` to the front's output and the head's input."""
-        front = self.front(tokens)
-        dtype = front.dtype
-        middle = self.middle((front.float() + mask).to(dtype))
-        return front, self.final((middle.float() - mask).to(dtype))
+    def sent(self, tokens: torch.Tensor, veil: Veil, values: torch.Tensor) -> torch.Tensor:
+        """Tokens ``[B, T]`` and decoys' coordinates ``[B, T, n]`` to what goes up, in float32."""
+        return torch.add(*self._masked(tokens, veil, values))
+
+    def forward(self, tokens: torch.Tensor, veil: Veil, values: torch.Tensor) -> Passed:
+        """The whole way."""
+        front, mask = self._masked(tokens, veil, values)
+        sent = front + mask
+        dtype = self._teacher[0].dtype
+        down = self.middle(sent.to(dtype))
+        return Passed(sent, down, self.final((down.float() - mask).to(dtype)))
+
+    def _masked(
+        self, tokens: torch.Tensor, veil: Veil, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        front = self.front(tokens).float()
+        mask = veil.mask(front, values)
+        # The first token of a text is sent as it is.
+        return front, torch.cat([torch.zeros_like(mask[:, :1]), mask[:, 1:]], dim=1)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What training changes, by name."""

@@ -1,18 +1,19 @@
-"""The mask's shape: as much of it as possible where the middle does not look, and as little where it does.
+"""The mask's shape: what the middle hardly reads of a state is replaced by what a decoy would have there.
 
 Two matrices decide. The *sensitivity* ``F`` ``[D, D]`` is the Fisher information of the text's distribution
-about a disturbance of one node's state that is taken out again behind the middle: a mask with covariance ``S``
-costs about ``tr(F S) / 2`` nats of divergence per token. The *covariance* ``C`` ``[D, D]`` of the states bounds
-what the masked state can tell: ``log det(I + C S^-1) / 2`` nats, the capacity of a Gaussian channel. To have the
-least of the second at a given price in the first, both are made diagonal by one change of coordinates, in
-which each direction gets its own answer in closed form (water-filling, seen from the defender's side).
+about a disturbance of one node's state that is taken out again behind the middle: one with covariance ``S``
+costs about ``tr(F S) / 2`` nats of divergence per token. The *covariance* ``C`` ``[D, D]`` is that of the states.
+One change of coordinates makes the first diagonal and the second the identity; there, to give a coordinate the
+value that another token's state has costs its sensitivity, as the difference of two states has twice their
+covariance. The least read coordinates are given away, as many as the price allows.
+
+What a decoy has there is a linear function of its embedding, fitted to the states, plus what context adds, as
+a random number of the same covariance.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -20,23 +21,15 @@ from torch import nn
 from aparte.bridge.corpus import Shard
 from aparte.bridge.teacher import Teacher
 from aparte.model.parts import Progress
+from aparte.privatize.ends import Veil
 from aparte.privatize.net import run
 
 #: The first positions, whose states are outsized, are left out of all averages.
 OUTSIZED = 4
-#: Share of the average variance that is added to the covariance, for the sake of directions without any.
+#: Share of the average variance that is added to a covariance, for the sake of directions without any.
 FLOOR = 1e-5
-
-
-class MaskShape(NamedTuple):
-    """``matrix`` ``[D, D]`` times standard normal numbers is a mask; ``bits`` is what a masked state can tell
-    at most, and ``nats`` what the mask is expected to cost per token before any training. ``rate`` is the
-    price at which one more nat would be hidden."""
-
-    matrix: torch.Tensor
-    bits: float
-    nats: float
-    rate: float
+#: Most frequent tokens, which serve as decoys as often as they occur.
+DECOYS = 2048
 
 
 def sensitivity(teacher: Teacher, batches: Iterable[Shard], seed: int, progress: Progress) -> torch.Tensor:
@@ -64,48 +57,59 @@ def sensitivity(teacher: Teacher, batches: Iterable[Shard], seed: int, progress:
     return total / count
 
 
-def covariance(states: torch.Tensor) -> torch.Tensor:
-    """``C`` ``[D, D]`` of states ``[B, T, D]``."""
-    rows = states[:, OUTSIZED:].reshape(-1, states.shape[2]).float()
+def weak_coordinates(
+    sensitivity: torch.Tensor, covariance: torch.Tensor, price: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``left [D, n]`` and ``right [n, D]`` of the coordinates that are given away for ``price`` nats per token.
+
+    ``right`` reads them off a state around its mean, ``left`` puts them into one, and ``right @ left`` is 1.
+    """
+    root = torch.linalg.cholesky(covariance.double())
+    inner = root.T @ sensitivity.double() @ root
+    gains, axes = torch.linalg.eigh((inner + inner.T) / 2)  # increasing
+    count = int((gains.clamp_min(0).cumsum(0) <= price).sum()) if price > 0 else 0
+    chosen = axes[:, :count]
+    right = torch.linalg.solve_triangular(root.T, chosen, upper=True).T
+    return (root @ chosen).float(), right.float()
+
+
+def shape_veil(
+    teacher: Teacher, batches: Sequence[Shard], sensitivity: torch.Tensor, price: float
+) -> Veil:
+    """The mask for an expected price of ``price`` nats per token; an empty one for 0."""
+    states = torch.cat([batch.front for batch in batches])[:, OUTSIZED:].flatten(0, 1).float()  # [N, D]
+    tokens = torch.cat([batch.tokens for batch in batches]).long()
+    centre = states.mean(0)
+    left, right = weak_coordinates(sensitivity, covariance(states), price)
+    counts = torch.bincount(tokens.flatten(), minlength=teacher.head.shape[0]).float()
+    decoys = counts.topk(min(DECOYS, int((counts > 0).sum()))).indices.sort().values
+    values = (states - centre) @ right.T  # [N, n]
+    inputs = _with_one(teacher, tokens[:, OUTSIZED:].flatten())
+    gram = inputs.T @ inputs
+    gram.diagonal()[:-1] += 1e-2 * gram.diagonal()[:-1].mean()
+    weights = torch.linalg.solve(gram, inputs.T @ values)  # [D + 1, n]
+    rest = values - inputs @ weights
+    spread = rest.T @ rest / len(rest)
+    spread.diagonal().add_(1e-6)
+    return Veil(
+        left,
+        right,
+        centre,
+        table=_with_one(teacher, decoys) @ weights,
+        shares=counts[decoys] / counts[decoys].sum(),
+        spread=torch.linalg.cholesky(spread) if len(spread) else spread,
+    )
+
+
+def covariance(rows: torch.Tensor) -> torch.Tensor:
+    """``C`` ``[D, D]`` of states ``[N, D]``."""
     centred = rows - rows.mean(0)
     result = centred.T @ centred / len(rows)
     result.diagonal().add_(FLOOR * result.diagonal().mean())
     return result
 
 
-def shape_mask(sensitivity: torch.Tensor, covariance: torch.Tensor, budget: float) -> MaskShape:
-    """The mask that tells least at an expected price of ``budget`` nats per token; none at all for 0."""
-    width = len(covariance)
-    if budget <= 0:
-        return MaskShape(torch.zeros(width, width), math.inf, 0.0, 0.0)
-    root = torch.linalg.cholesky(covariance.double())
-    inner = root.T @ sensitivity.double() @ root
-    gains, axes = torch.linalg.eigh((inner + inner.T) / 2)
-    gains = gains.clamp_min(1e-9 * float(gains[-1]) + 1e-300)
-    variances, level = water_fill(gains, budget)
-    matrix = root @ axes * variances.sqrt()
-    bits = 0.5 * float(torch.log1p(1 / variances).sum()) / math.log(2)
-    return MaskShape(matrix.float(), bits, 0.5 * float((gains * variances).sum()), 1 / level)
-
-
-def water_fill(gains: torch.Tensor, budget: float) -> tuple[torch.Tensor, float]:
-    """Variances ``[D]`` that minimise ``sum log(1 + 1 / s) / 2`` under ``sum gains * s / 2 = budget``.
-
-    There ``1 / (s (1 + s)) = level * gain`` in all directions; the ``level`` is the second result.
-    """
-    low, high = -200.0, 200.0
-    for _ in range(200):
-        level = math.exp((low + high) / 2)
-        if float((gains * _variances(gains, level)).sum()) / 2 > budget:
-            low = math.log(level)
-        else:
-            high = math.log(level)
-    level = math.exp(high)
-    return _variances(gains, level), level
-
-
-def _variances(gains: torch.Tensor, level: float) -> torch.Tensor:
-    weighed = level * gains
-    # This is (-1 + sqrt(1 + 4 / w)) / 2, without the difference of two nearly equal numbers.
-    result: torch.Tensor = 2 / (weighed * (1 + (1 + 4 / weighed).sqrt()))
-    return result
+def _with_one(teacher: Teacher, tokens: torch.Tensor) -> torch.Tensor:
+    """Embeddings of ``tokens`` and a constant, ``[N, D + 1]``."""
+    rows = teacher.embed(tokens.to(teacher.device)).float().cpu()
+    return torch.cat([rows, torch.ones(len(rows), 1)], dim=1)

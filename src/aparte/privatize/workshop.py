@@ -20,10 +20,10 @@ from aparte.bridge.train import Conversations
 from aparte.config import Compute, Cut
 from aparte.errors import UserError
 from aparte.model.parts import Blueprint, Precision, Progress
-from aparte.privatize.ends import KEY_BYTES, PrivateEnds
+from aparte.privatize.ends import KEY_BYTES, PrivateEnds, Veil
 from aparte.privatize.file import ends_path, identity, save_ends, write_secret
 from aparte.privatize.net import EndsNet
-from aparte.privatize.shaping import MaskShape, covariance, sensitivity, shape_mask
+from aparte.privatize.shaping import sensitivity, shape_veil
 from aparte.privatize.train import Recipe, Report, Trainer, seed_from
 
 #: Conversations written side by side, and tokens of each.
@@ -107,7 +107,7 @@ class Workshop:
             )
         )
         data = Conversations(paths, recipe.held_out_rows)
-        shape = self._shape(data, progress)
+        veil = self._veil(data, progress)
         prefixes = [self.blueprint.layer_prefix(index) for index in range(self.blueprint.layers)]
         net = EndsNet(self.teacher, prefixes, recipe.rank, seed_from(key, "changes")).to(self.teacher.device)
         reports: list[Report] = []
@@ -117,11 +117,11 @@ class Workshop:
             reports.append(line)
             report(line)
 
-        Trainer(self.teacher, net, shape, data, recipe, self.work, key).run(reported)
+        Trainer(self.teacher, net, veil, data, recipe, self.work, key).run(reported)
         settings: dict[str, Any] = {"tokens": tokens, "recipe": asdict(recipe)}
         if reports:
             settings["held_out"] = reports[-1].to_json()
-        ends = PrivateEnds(key, shape.matrix, net.changes(), settings)
+        ends = PrivateEnds(key, veil, net.changes(), settings)
         save_ends(self.out, ends, self.blueprint, self.cut)
         if not keep:
             shutil.rmtree(self.work)
@@ -138,20 +138,17 @@ class Workshop:
             partial.replace(file)
         return file.read_bytes()
 
-    def _shape(self, data: Conversations, progress: Progress) -> MaskShape:
-        """The mask's shape; what it is computed from is kept, as it takes minutes."""
+    def _veil(self, data: Conversations, progress: Progress) -> Veil:
+        """The mask; what it is computed from is kept, as it takes minutes."""
         file = self.work / "measured.safetensors"
         rows = min(self.recipe.measured_rows, len(data))
         starts = range(0, rows, TOGETHER)
         batches = [data.batch(range(start, min(start + TOGETHER, rows))) for start in starts]
         if not file.exists():
-            found = {
-                "sensitivity": sensitivity(self.teacher, batches, self.recipe.seed, progress),
-                "covariance": covariance(torch.cat([batch.front for batch in batches])),
-            }
-            write_secret(file, found, {})
-        found = load_file(file)
-        return shape_mask(found["sensitivity"], found["covariance"], self.recipe.strength)
+            found = sensitivity(self.teacher, batches, self.recipe.seed, progress)
+            write_secret(file, {"sensitivity": found}, {})
+        found = load_file(file)["sensitivity"]
+        return shape_veil(self.teacher, batches, found, self.recipe.strength)
 
     def _claim(self, settings: dict[str, Any]) -> None:
         """What lies in the folder is of a run with these settings, or an error."""

@@ -21,8 +21,9 @@ class Guard(Protocol):
 class Mask(Protocol):
     """Numbers that are added to what is sent for each node, and taken out of what comes back for it."""
 
-    def __call__(self, step: Step, tokens: Sequence[int]) -> torch.Tensor:
-        """The masks ``[n, D]`` in float32: the same for the same tokens, in whatever step."""
+    def __call__(self, step: Step, tokens: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
+        """The masks ``[n, D]`` in float32 of states ``hidden``: the same for the same tokens, in whatever
+        step."""
         ...
 
 

@@ -141,7 +141,7 @@ class SplitTarget:
         computed = self._clock()
         mask, sent = None, hidden
         if self._mask is not None:
-            mask = self._mask(step, tokens).to(hidden.device)
+            mask = self._mask(step, tokens, hidden).to(hidden.device)
             sent = (hidden.float() + mask).to(hidden.dtype)
         if self._guard is not None:
             sent = self._guard(step, tokens, sent)
