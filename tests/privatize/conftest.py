@@ -62,7 +62,9 @@ def drawn_ends(teacher: Teacher, folder: Path, scale: float = 0.05, mask: float 
         name: Change(scale * torch.randn(change.up.shape, generator=generator), change.down)
         for name, change in new_net(teacher, folder).changes().items()
     }
-    return PrivateEnds(KEY, drawn_veil(generator, mask), changes, {"recipe": {"rank": 4, "steps": 0, "strength": 0.1}})
+    return PrivateEnds(
+        KEY, drawn_veil(generator, mask), changes, {"recipe": {"rank": 4, "steps": 0, "strength": 0.1}}
+    )
 
 
 @pytest.fixture(scope="session")

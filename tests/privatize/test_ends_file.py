@@ -57,7 +57,9 @@ def test_another_model_is_refused(ends_file: Path, llama_folder: Path, tmp_path:
         load(ends_file, folder)
 
 
-@pytest.mark.parametrize("damage", ["cut off", "none", "name", "middle", "size", "number", "key", "veil", "gone"])
+@pytest.mark.parametrize(
+    "damage", ["cut off", "none", "name", "middle", "size", "number", "key", "veil", "gone"]
+)
 def test_a_damaged_file_is_a_sentence(
     ends_file: Path, llama_folder: Path, tmp_path: Path, damage: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Training private ends: what nothing was learned of changes nothing; a run that was cut off ends the same."""
+"""Training private ends: without it nothing is changed, and a run that stopped goes on as it was."""
 
 from __future__ import annotations
 

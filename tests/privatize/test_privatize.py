@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-
 from aparte.model.parts import Blueprint
 from aparte.privacy import private_audit
 from aparte.privacy import settings as settings_module

@@ -16,10 +16,10 @@ from aparte.bridge.teacher import Teacher
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.model.parts import Blueprint
+from aparte.privacy.verdict import keep
 from aparte.privatize.ends import Mask, PrivateEnds
 from aparte.privatize.file import save_ends
 from aparte.privatize.use import adopt, hide
-from aparte.privacy.verdict import keep
 from aparte.speculate.drafter import make_drafter
 from aparte.step import ROOT, Step
 from aparte.target.split import SplitTarget

@@ -27,7 +27,8 @@ def privatize(
     strength: Annotated[
         float,
         typer.Option(
-            min=0, help="How much is hidden: what it may cost in nats of divergence per token, before training."
+            min=0,
+            help="How much is hidden: what it may cost in nats of divergence per token, before training.",
         ),
     ] = 0.05,
     rank: Annotated[
@@ -48,17 +49,15 @@ def privatize(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the conversations and the last checkpoint.")
     ] = False,
-    seed: Annotated[
-        int, typer.Option(help="Of the conversations. The secret never comes from a seed.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of the conversations. The secret never comes from a seed.")] = 0,
     device: options.DeviceOption = "auto",
     json: options.Json = False,
 ) -> None:
     """Train a secret front and back for MODEL that work with its public middle. Nothing leaves this machine.
 
     Use them with --private-ends; the cloud serves what it served before. What they hide, and what they cost,
-    says `aparte audit --defences none,private-ends=FILE`. An interrupted run goes on where it was when started
-    again with the same options.
+    says `aparte audit --defences none,private-ends=FILE`. An interrupted run goes on where it was when
+    started again with the same options.
     """
     from aparte.privatize.train import Recipe, Report
     from aparte.privatize.workshop import Workshop

@@ -1,13 +1,14 @@
 """Adaptive attackers of private ends: they know the defence, have the public weights, and prepare for it.
 
-Sources: BiSR (arXiv 2409.00960), whose attacker knows the public weights that a private front was trained from;
-matching under the defence's own statistics is ours. Assumptions, by attacker: (i) it trained private ends of its
-own, with another secret, on its own text, and learns from them what such ends do to a state; (ii) it also
-got ``N`` leaked pairs, states that this very device sent for texts that it knows. From either it fits a linear
-map from public states to private ones and the covariance of what the map leaves open, the mask included.
-Candidates then run in the public front, go through the map, and are compared in units of that covariance, with
-the public model's opinion of the text as the prior: vocabulary matching (:mod:`aparte.privacy.vocabulary`) as it
-is best done against this defence. Cost: a linear solve, then that of vocabulary matching under noise.
+Sources: BiSR (arXiv 2409.00960), whose attacker knows the public weights that a private front was trained
+from; matching under the defence's own statistics is ours. Assumptions, by attacker: (i) it trained private
+ends of its own, with another secret, on its own text, and learns from them what such ends do to a state;
+(ii) it also got ``N`` leaked pairs, states that this very device sent for texts that it knows. From either
+it fits a linear map from public states to private ones and the covariance of what the map leaves open, the
+mask included. Candidates then run in the public front, go through the map, and are compared in units of
+that covariance, with the public model's opinion of the text as the prior: vocabulary matching
+(:mod:`aparte.privacy.vocabulary`) as it is best done against this defence. Cost: a linear solve, then that
+of vocabulary matching under noise.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from aparte.privacy.linear import Linear
 from aparte.privacy.metrics import RANKS
 from aparte.privacy.mlp import Mlp
 from aparte.privacy.observe import Observer, Seen
-from aparte.privacy.vocabulary import TOKENS, Vocabulary
+from aparte.privacy.vocabulary import SOME, TOKENS, Vocabulary
 
 #: Numbers of leaked pairs.
 LEAKS = (100, 1_000, 10_000, 100_000)
@@ -44,7 +45,8 @@ class Fit:
     def whitener(self) -> torch.Tensor:
         """``[D, D]``: states times it have a unit covariance around what is expected."""
         lower = torch.linalg.cholesky(self.covariance.double())
-        return torch.linalg.inv(lower).T.float()
+        inverse: torch.Tensor = torch.linalg.inv(lower).T.float()
+        return inverse
 
 
 def fit(public: torch.Tensor, private: torch.Tensor, before: Fit | None, weight: float) -> Fit:
@@ -120,7 +122,7 @@ class Adaptive:
             case.progress,
             case.seed,
         )
-        result = Vocabulary(self._doubtful).run(inner)
+        result = Vocabulary(self._doubtful, SOME).run(inner)
         guesses = result.guesses
         if self.target == "answer":
             guesses = [_answer(ranked, seen) for ranked, seen in zip(guesses, victims, strict=False)]

@@ -31,9 +31,9 @@ from aparte.privacy.linear import Linear
 from aparte.privacy.metrics import score
 from aparte.privacy.mlp import PAPER_SAMPLES, Mlp
 from aparte.privacy.observe import Observer, Seen
+from aparte.privacy.price import price
 from aparte.privacy.private_audit import PrivatePlaces
 from aparte.privacy.private_ends import fits
-from aparte.privacy.price import price
 from aparte.privacy.sample import sample_passages
 from aparte.privacy.sequence import SequenceInverter
 from aparte.privacy.settings import ADAPTIVE_NAMES, ATTACK_NAMES, AuditSettings
@@ -41,7 +41,7 @@ from aparte.privacy.shape import ConstantShape, ShapeSettings
 from aparte.privacy.specimen import Specimen, bounds_of
 from aparte.privacy.store import Store
 from aparte.privacy.texts import Passage, cut_to_length, load_passages, split
-from aparte.privacy.vocabulary import Vocabulary
+from aparte.privacy.vocabulary import SOME, Vocabulary
 from aparte.target.split import SplitTarget
 from aparte.text.tokenizer import Codec
 
@@ -120,7 +120,11 @@ class Audit:
             add(baseline, *first, scale.attacker_tokens)
         for defence, cut in self._places():
             here = (cut, defence)
-            add(Vocabulary(scale.doubtful), *here, scale.attacker_tokens)
+            add(
+                Vocabulary(scale.doubtful, SOME if self._private.opened(defence, cut) else ()),
+                *here,
+                scale.attacker_tokens,
+            )
             add(Linear(), *here, min(scale.attacker_tokens, scale.linear_tokens))
             for attack in (Completion(), LogitLens()):
                 add(attack, *here, 0)
@@ -141,7 +145,9 @@ class Audit:
             plan.append(lambda: [self._traffic(None), self._traffic(traffic.SHAPE)])
         return plan
 
-    def _listed(self, attack: Attack, cut: Cut, defence: str, tokens: int, label: str) -> list[dict[str, Any]]:
+    def _listed(
+        self, attack: Attack, cut: Cut, defence: str, tokens: int, label: str
+    ) -> list[dict[str, Any]]:
         return [self._attack(attack, cut, defence, tokens, label)]
 
     def _attack(self, attack: Attack, cut: Cut, defence: str, tokens: int, label: str) -> dict[str, Any]:

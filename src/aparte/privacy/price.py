@@ -61,7 +61,8 @@ def price(
     """The fields of ``defences[]`` in ``results.json`` for one setting at one cut.
 
     ``bytes_ratio`` is of what is sent; what comes back has no defence. ``speed_ratio`` is of one step's
-    speed without a link. ``device`` has the layers of a device whose own are not public. Both are 1 for a defence that costs nothing.
+    speed without a link. Both are 1 for a defence that costs nothing. ``device`` has the layers of a device
+    whose own are not public.
     """
     plain = read(Observer(specimen, cut, wire, Nothing(), seed), texts, progress)
     mine = read(Observer(specimen, cut, wire, defence, seed, device), texts, progress)

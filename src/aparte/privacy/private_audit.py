@@ -1,7 +1,8 @@
 """What an audit does differently where private ends are audited: whose layers run, and who attacks.
 
-Those with the public weights get a public device to prepare on, and sessions of the private one to attack. The
-adaptive ones (:mod:`aparte.privacy.adaptive`) get private ends of their own, or pairs of the private device.
+Those with the public weights get a public device to prepare on, and sessions of the private one to attack.
+The adaptive ones (:mod:`aparte.privacy.adaptive`) get private ends of their own, or pairs of the private
+device.
 """
 
 from __future__ import annotations

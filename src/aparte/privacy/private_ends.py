@@ -1,11 +1,11 @@
 """Private ends as a defence under audit (:mod:`aparte.privatize`): where it was trained, and how it sends.
 
-Source: the private front and back of arXiv 2606.14210, with a mask of our own. The attackers know everything
-but the file. Those who only have the public weights attack with those; the adaptive ones are in
+Source: the private front and back of arXiv 2606.14210, with a mask of our own. The attackers know
+everything but the file. Those who only have the public weights attack with those; the adaptive ones are in
 :mod:`aparte.privacy.adaptive`. Cost: what :mod:`aparte.privacy.price` measures.
 
-Under audit a mask is drawn from the generator that the audit hands in, where a device draws it from its key and
-the text. To whoever has not got the key both are the same, as no two nodes of an audit share a text.
+Under audit a mask is drawn from the generator that the audit hands in, where a device draws it from its key
+and the text. To whoever has not got the key both are the same, as no two nodes of an audit share a text.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class PrivateEndsDefence(Nothing):
         return (
             f"A secret front and back: weights changed by {'full' if rank == 0 else f'rank {rank}'} updates, "
             f"{recipe.get('steps')} training steps, and a mask of strength {recipe.get('strength')}: "
-            f"{0 if self.ends is None else self.ends.veil.size} coordinates of every state are those of secret "
-            "decoys, which the device takes out again behind the middle."
+            f"{0 if self.ends is None else self.ends.veil.size} coordinates of every state are those of "
+            "secret decoys, which the device takes out again behind the middle."
         )
 
     def open(self, blueprint: Blueprint, cut: Cut) -> PrivateEnds:

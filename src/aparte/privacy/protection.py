@@ -20,9 +20,7 @@ class Protection:
     ends: Path | None = None
 
     @classmethod
-    def parse(
-        cls, target: str, defence: str, shape: str | None, ends: Path | None = None
-    ) -> Protection:
+    def parse(cls, target: str, defence: str, shape: str | None, ends: Path | None = None) -> Protection:
         """Raises :class:`UserError` for what cannot be, or has no use with ``target``."""
         options = {
             "--defence": defence != cls.defence,

@@ -34,9 +34,8 @@ class Verdict:
         under = "" if setting == "none" else f", with {setting},"
         return (
             f"The cloud receives hidden states, never text. From those of this model at this cut{under} "
-            f"`aparte audit` recovered {' and '.join(found)}, in tokens: see docs/privacy.md."
+            f"`aparte audit` recovered {self._shares}, in tokens: see docs/privacy.md."
         )
-
 
     def sentence_of_ends(self) -> str:
         """The same for a device with private ends."""

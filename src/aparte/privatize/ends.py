@@ -1,15 +1,15 @@
 """Private ends: what a device adds to a public model's front and back, and nobody else has.
 
 Two things. *Changes* of the weights of its own layers, of low rank or full, which training found. And a
-*mask*, which is added to the front's output of every node before it is sent, and taken out of what comes back:
-it replaces those coordinates of a state that the middle hardly reads by what a decoy, another token, would have
-there. A middle of transformer layers carries what comes in through to its output, beside what it computes from
-it, so that the mask can be taken out again; what remains is what the layers in between made of it, and the
-coordinates are chosen so that this is little.
+*mask*, which is added to the front's output of every node before it is sent, and taken out of what comes
+back: it replaces those coordinates of a state that the middle hardly reads by what a decoy, another token,
+would have there. A middle of transformer layers carries what comes in through to its output, beside what it
+computes from it, so that the mask can be taken out again; what remains is what the layers in between made
+of it, and the coordinates are chosen so that this is little.
 
-The decoy of a node is drawn from a secret key and all tokens up to the node (:mod:`aparte.privacy.paths`), so
-that front and mask are one deterministic, secret function of the text. The first token of a text has no mask:
-its state is outsized, and everything after it leans on it.
+The decoy of a node is drawn from a secret key and all tokens up to the node (:mod:`aparte.privacy.paths`),
+so that front and mask are one deterministic, secret function of the text. The first token of a text has no
+mask: its state is outsized, and everything after it leans on it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Change:
 class Veil:
     """Which ``n`` coordinates of a state are replaced, and by what.
 
-    ``right [n, D]`` reads them off a state less ``centre [D]``, ``left [D, n]`` puts them in. ``table [m, n]``
-    has the mean values of ``m`` decoys, drawn with the chances ``shares [m]``, and ``spread [n, n]`` turns
-    standard normal numbers into what comes on top. With ``n`` of 0 nothing is replaced.
+    ``right [n, D]`` reads them off a state less ``centre [D]``, ``left [D, n]`` puts them in. ``table
+    [m, n]`` has the mean values of ``m`` decoys, drawn with the chances ``shares [m]``, and ``spread [n, n]``
+    turns standard normal numbers into what comes on top. With ``n`` of 0 nothing is replaced.
     """
 
     left: torch.Tensor
@@ -111,7 +111,7 @@ class Mask:
         self._veil = veil
 
     def __call__(self, step: Step, tokens: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
-        """What is added to ``hidden`` ``[n, D]``, the states of the nodes of ``step``, and later taken out."""
+        """What is added to ``hidden`` ``[n, D]``, the states of ``step``'s nodes, and later taken out."""
         digests, positions = self._paths.follow(step, tokens)
         rows = [
             # Row by row: a product of several rows may round differently from that of one.

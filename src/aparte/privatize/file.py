@@ -117,7 +117,9 @@ def _check(path: Path, header: dict[str, str], here: dict[str, str]) -> None:
 
 def _check_shapes(path: Path, ends: PrivateEnds, blueprint: Blueprint, cut: Cut) -> None:
     """A file that fits the model's header may still be damaged, or made to do harm."""
-    shapes = blueprint.shapes(index for index in range(blueprint.layers) if index not in cut.middle(blueprint.layers))
+    shapes = blueprint.shapes(
+        index for index in range(blueprint.layers) if index not in cut.middle(blueprint.layers)
+    )
     width, veil = blueprint.hidden_size, ends.veil
     size, decoys = veil.size, len(veil.table)
     wanted = ((width, size), (size, width), (width,), (decoys, size), (decoys,), (size, size))
@@ -125,17 +127,19 @@ def _check_shapes(path: Path, ends: PrivateEnds, blueprint: Blueprint, cut: Cut)
     fits = len(ends.key) == KEY_BYTES and found == wanted and decoys > 0
     for name, change in ends.changes.items():
         parts = (change.up,) if change.down is None else (change.up, change.down)
-        if name not in shapes or any(part.ndim != 2 for part in parts):
-            fits = False
-        elif change.down is not None and change.up.shape[1] != change.down.shape[0]:
-            fits = False
-        elif (change.up.shape[0], parts[-1].shape[1]) != shapes[name]:
+        if (
+            name not in shapes
+            or any(part.ndim != 2 for part in parts)
+            or (change.down is not None and change.up.shape[1] != change.down.shape[0])
+            or (change.up.shape[0], parts[-1].shape[1]) != shapes[name]
+        ):
             fits = False
     tensors = [getattr(veil, name) for name in Veil.__dataclass_fields__]
-    tensors += [*(part for change in ends.changes.values() for part in (change.up, change.down) if part is not None)]
+    tensors += [
+        *(part for change in ends.changes.values() for part in (change.up, change.down) if part is not None)
+    ]
     if not fits or not all(torch.isfinite(part).all() for part in tensors):
         raise CheckpointError(
             f"{path} holds private ends that do not fit this model, or numbers that are none. Train them "
             "again with `aparte privatize`."
         )
-

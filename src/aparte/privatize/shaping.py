@@ -2,13 +2,13 @@
 
 Two matrices decide. The *sensitivity* ``F`` ``[D, D]`` is the Fisher information of the text's distribution
 about a disturbance of one node's state that is taken out again behind the middle: one with covariance ``S``
-costs about ``tr(F S) / 2`` nats of divergence per token. The *covariance* ``C`` ``[D, D]`` is that of the states.
-One change of coordinates makes the first diagonal and the second the identity; there, to give a coordinate the
-value that another token's state has costs its sensitivity, as the difference of two states has twice their
-covariance. The least read coordinates are given away, as many as the price allows.
+costs about ``tr(F S) / 2`` nats of divergence per token. The *covariance* ``C`` ``[D, D]`` is that of the
+states. One change of coordinates makes the first diagonal and the second the identity; there, to give a
+coordinate the value that another token's state has costs its sensitivity, as the difference of two states
+has twice their covariance. The least read coordinates are given away, as many as the price allows.
 
-What a decoy has there is a linear function of its embedding, fitted to the states, plus what context adds, as
-a random number of the same covariance.
+What a decoy has there is a linear function of its embedding, fitted to the states, plus what context adds,
+as a random number of the same covariance.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def sensitivity(teacher: Teacher, batches: Iterable[Shard], seed: int, progress:
 def weak_coordinates(
     sensitivity: torch.Tensor, covariance: torch.Tensor, price: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``left [D, n]`` and ``right [n, D]`` of the coordinates that are given away for ``price`` nats per token.
+    """``left [D, n]`` and ``right [n, D]`` of the coordinates to give away for ``price`` nats per token.
 
     ``right`` reads them off a state around its mean, ``left`` puts them into one, and ``right @ left`` is 1.
     """
@@ -73,9 +73,7 @@ def weak_coordinates(
     return (root @ chosen).float(), right.float()
 
 
-def shape_veil(
-    teacher: Teacher, batches: Sequence[Shard], sensitivity: torch.Tensor, price: float
-) -> Veil:
+def shape_veil(teacher: Teacher, batches: Sequence[Shard], sensitivity: torch.Tensor, price: float) -> Veil:
     """The mask for an expected price of ``price`` nats per token; an empty one for 0."""
     states = torch.cat([batch.front for batch in batches])[:, OUTSIZED:].flatten(0, 1).float()  # [N, D]
     tokens = torch.cat([batch.tokens for batch in batches]).long()

@@ -1,10 +1,10 @@
 """Training private ends: keep the text's distribution, lead those who have the public weights astray.
 
 The loss is the divergence from the undefended model on conversations that it wrote itself
-(:mod:`aparte.bridge.corpus`), under masks drawn anew for every batch. Two further terms push away from what public
-weights would make of what crosses the wire: upwards, how far an inverter that was fitted to public states prefers
-the right token to all others; downwards, the chance that the public back gives to the token that the model prefers.
-Everything needed to go on after an interruption, to the bit, is in the checkpoint.
+(:mod:`aparte.bridge.corpus`), under masks drawn anew for every batch. Two further terms push away from what
+public weights would make of what crosses the wire: upwards, how far an inverter that was fitted to public
+states prefers the right token to all others; downwards, the chance that the public back gives to the token
+that the model prefers. Everything needed to go on after an interruption, to the bit, is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from aparte.bridge.corpus import Shard
 from aparte.bridge.teacher import Teacher
 from aparte.bridge.train import Conversations
 from aparte.privacy.inverter import Inverter
-from aparte.privatize.file import write_secret
 from aparte.privatize.ends import Veil
+from aparte.privatize.file import write_secret
 from aparte.privatize.net import EndsNet, run
 from aparte.privatize.shaping import OUTSIZED
 
@@ -76,8 +76,8 @@ class Report:
     ``divergence`` is in nats per token from the undefended model, ``agreement`` of first choices, and
     ``perplexity_ratio`` of the text under both. ``recovered_public`` and ``recovered_pairs`` are shares of
     tokens that a closed-form inverter finds in what goes up, fitted to public states and to pairs leaked from
-    these ends; ``completed`` is the share of the model's first choices that the public back finds in what comes
-    down. The audit's attacks are stronger.
+    these ends; ``completed`` is the share of the model's first choices that the public back finds in what
+    comes down. The audit's attacks are stronger.
     """
 
     step: int
@@ -99,7 +99,8 @@ class Report:
         loss = "" if self.loss is None else f" loss {self.loss:.3f};"
         return (
             f"step {self.step}/{self.steps}:{loss} held out: divergence "
-            f"{self.divergence:.4f}, perplexity x {self.perplexity_ratio:.4f}, same choices {self.agreement:.1%}; "
+            f"{self.divergence:.4f}, perplexity x {self.perplexity_ratio:.4f}, "
+            f"same choices {self.agreement:.1%}; "
             f"found by a simple inverter {self.recovered_public:.1%} with public weights, "
             f"{self.recovered_pairs:.1%} with leaked pairs, by the public back {self.completed:.1%} "
             f"({self.seconds:.0f} s)"
@@ -137,7 +138,8 @@ class Trainer:
         size = min(recipe.vocabulary, vocabulary)
         self._tokens = data.answered(vocabulary).topk(size).indices.sort().values.to(device)
         self._head = teacher.head[self._tokens]
-        self._embeddings = teacher.embed.weight.detach().float().cpu()  # type: ignore[union-attr]
+        every = torch.arange(vocabulary, device=device)
+        self._embeddings = teacher.embed(every).float().cpu()  # [V, D]
         known = data.batch(range(min(FITTED_ROWS, len(data))))
         self._known = known.tokens.long()
         self._public = self._fitted(known.front.float())
@@ -161,11 +163,12 @@ class Trainer:
                 losses = []
 
     def _rows(self) -> list[int]:
-        """The conversations of this step: all of them once, in an order of its own, before any comes again."""
+        """The conversations of this step: all of them once, in some order, before any comes again."""
         rows = min(self._recipe.rows, len(self._data))
         epoch, index = divmod(self._step, len(self._data) // rows)
         order = torch.randperm(
-            len(self._data), generator=torch.Generator().manual_seed(seed_from(self._secret, f"order {epoch}"))
+            len(self._data),
+            generator=torch.Generator().manual_seed(seed_from(self._secret, f"order {epoch}")),
         )
         return order[index * rows : (index + 1) * rows].tolist()
 

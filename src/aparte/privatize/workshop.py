@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 
 from aparte.bridge.corpus import write_corpus
@@ -90,9 +89,7 @@ class Workshop:
         self.work.mkdir(parents=True, exist_ok=True)
         self.work.chmod(0o700)
         corpus.mkdir(exist_ok=True)
-        self._claim(
-            {"model": identity(self.blueprint, self.cut), "tokens": tokens, "recipe": asdict(recipe)}
-        )
+        self._claim({"model": identity(self.blueprint, self.cut), "tokens": tokens, "recipe": asdict(recipe)})
         key = self._key()
         paths = list(
             write_corpus(

@@ -81,7 +81,7 @@ class SplitTarget:
         self._guard, self._shape = guard, shape
 
     def hide(self, mask: Mask) -> None:
-        """From now on add ``mask`` to what is sent, before any guard sees it, and take it out of the answer."""
+        """From now on add ``mask`` to what is sent, before any guard, and take it out of what comes back."""
         self._mask = mask
 
     @property
