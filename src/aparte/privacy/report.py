@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aparte.privacy import traffic
+from aparte.privacy.adaptive import Adaptive, Leaked
 from aparte.privacy.baselines import Frequency, LanguageModelOnly, Uniform
 from aparte.privacy.completion import Completion, LogitLens
 from aparte.privacy.gradient import Gradient
@@ -30,6 +31,9 @@ _ABOUT: tuple[Any, ...] = (
     Linear,
     SequenceInverter,
     Gradient,
+    Adaptive,
+    Leaked(Linear(), 0),
+    Leaked(Mlp(), 0),
     Uniform,
     Frequency,
     LanguageModelOnly,
@@ -150,7 +154,7 @@ def _attack_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         head.split("|"),
         *(
             [
-                row["name"],
+                _prepared(row),
                 row["cut"],
                 row["defence"],
                 *(_percent(row[key]) for key in ("top1", "top5", "exact", "rouge_l", "bleu", "pii_recall")),
@@ -160,6 +164,13 @@ def _attack_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
             for row in rows
         ),
     ]
+
+
+def _prepared(row: dict[str, Any]) -> str:
+    """An attack's name, and for one that knows the defence what it prepared with."""
+    own = ["own private ends"] if row.get("own_copy") else []
+    leaked = [f"{row['leaked']} leaked pairs"] if row.get("leaked") else []
+    return ", ".join([row["name"], *own, *leaked])
 
 
 def _mlp_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
