@@ -71,7 +71,7 @@ def test_an_interrupted_run_ends_the_same_to_the_bit(
 def test_training_lowers_its_loss_and_leads_astray(
     teacher: Teacher, data: Conversations, llama_folder: Path, tmp_path: Path, veil: Veil
 ) -> None:
-    run = trainer(teacher, data, llama_folder, tmp_path, veil, steps=40, learning_rate=5e-3, repel=5.0)
+    run = trainer(teacher, data, llama_folder, tmp_path, veil, steps=40, learning_rate=5e-3, strength=5.0)
     lines: list[Report] = []
     run.run(lines.append, every=20)
     assert lines[-1].loss < lines[1].loss  # type: ignore[operator]

@@ -28,9 +28,18 @@ def privatize(
         float,
         typer.Option(
             min=0,
-            help="How much is hidden: what it may cost in nats of divergence per token, before training.",
+            metavar="L",
+            help="How hard training leads those astray who have the public weights, against quality.",
         ),
-    ] = 0.05,
+    ] = 0.3,
+    mask: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="NATS",
+            help="What decoys in every state may cost, in divergence per token, before training.",
+        ),
+    ] = 0.002,
     rank: Annotated[
         str, typer.Option(metavar="R", help="Rank of the changes of front and back, or full.")
     ] = "16",
@@ -68,7 +77,7 @@ def privatize(
         reports.append(line.to_json())
         note(line.describe())
 
-    recipe = Recipe(strength=strength, rank=_rank(rank), steps=steps, seed=seed)
+    recipe = Recipe(strength=strength, mask=mask, rank=_rank(rank), steps=steps, seed=seed)
     with progress_bar() as progress:
         workshop = Workshop.open(
             model, Cut.parse(cut), device, work=work, out=out, recipe=recipe, progress=progress

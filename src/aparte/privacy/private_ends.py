@@ -50,7 +50,7 @@ class PrivateEndsDefence(Nothing):
         rank = recipe.get("rank")
         return (
             f"A secret front and back: weights changed by {'full' if rank == 0 else f'rank {rank}'} updates, "
-            f"{recipe.get('steps')} training steps, and a mask of strength {recipe.get('strength')}: "
+            f"{recipe.get('steps')} training steps of strength {recipe.get('strength')}, and a mask: "
             f"{0 if self.ends is None else self.ends.veil.size} coordinates of every state are those of "
             "secret decoys, which the device takes out again behind the middle."
         )

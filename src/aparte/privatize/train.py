@@ -43,19 +43,19 @@ ENOUGH = 4.0
 class Recipe:
     """How private ends are trained; ``steps`` are batches of ``rows`` conversations.
 
-    ``strength`` is the mask's expected price before training, in nats of divergence per token. ``rank`` 0 is
-    a full change. ``repel`` weighs what public weights make of the wire against the text's divergence.
+    ``strength`` weighs what public weights make of the wire against the text's divergence. ``mask`` is the
+    mask's expected price before training, in nats of divergence per token. ``rank`` 0 is a full change.
     """
 
-    strength: float = 0.05
+    strength: float = 0.3
+    mask: float = 0.002
     rank: int = 16
     steps: int = 400
     rows: int = 2
-    learning_rate: float = 1e-3
-    warmup: int = 10
+    learning_rate: float = 2e-3
+    warmup: int = 5
     #: Most frequent tokens, over which the divergence is taken while training.
     vocabulary: int = 8192
-    repel: float = 0.1
     held_out_rows: int = 8
     #: Conversations on which it is measured what the middle reads.
     measured_rows: int = 24
@@ -193,12 +193,12 @@ class Trainer:
         divergence = nn.functional.kl_div(
             mine.flatten(0, 1), true.flatten(0, 1), reduction="batchmean", log_target=True
         )
-        if not self._recipe.repel:
+        if not self._recipe.strength:
             return divergence
         seen = (self._public_final(passed.down) @ self._head.T).float().log_softmax(-1)
         named = seen.gather(-1, true.argmax(-1, keepdim=True))
         away = torch.relu(named + ENOUGH).mean() / ENOUGH
-        return divergence + self._recipe.repel * (away + self._lead(passed.sent, tokens))
+        return divergence + self._recipe.strength * (away + self._lead(passed.sent, tokens))
 
     def _lead(self, sent: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """How far the public inverter prefers the right token to the next best one, in nats per dimension."""

@@ -145,7 +145,7 @@ class Workshop:
             found = sensitivity(self.teacher, batches, self.recipe.seed, progress)
             write_secret(file, {"sensitivity": found}, {})
         found = load_file(file)["sensitivity"]
-        return shape_veil(self.teacher, batches, found, self.recipe.strength)
+        return shape_veil(self.teacher, batches, found, self.recipe.mask)
 
     def _claim(self, settings: dict[str, Any]) -> None:
         """What lies in the folder is of a run with these settings, or an error."""
