@@ -58,8 +58,8 @@ def fit(public: torch.Tensor, private: torch.Tensor, before: Fit | None, weight:
     inputs = public - mean
     rest = private - (public @ start.map + start.offset)
     gram = inputs.T @ inputs
-    ridge = weight / (count + weight) * gram.diagonal().sum() / 10 + 1e-4 * gram.diagonal().mean()
-    gram.diagonal().add_(ridge)
+    usual = gram.diagonal().mean() / count  # of one more row
+    gram.diagonal().add_((0.1 * weight + 1e-4 * count) * usual)
     offset = rest.mean(0)
     change = torch.linalg.solve(gram, inputs.T @ (rest - offset))
     left = rest - offset - inputs @ change
