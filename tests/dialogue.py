@@ -16,6 +16,7 @@ from aparte.decode import Committed, Job, PrefillProgress, decode
 from aparte.fingerprint import Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint
+from aparte.recovery import Recovery
 from aparte.session import Session
 from aparte.speculate.drafter import Drafter, Nothing
 from aparte.step import Step, chain_parents
@@ -82,8 +83,17 @@ class Device:
         drafter: Drafter | None = None,
         chunk: int = 128,
         on_prefill: PrefillProgress | None = None,
+        recovery: Recovery | None = None,
     ) -> Iterator[Committed]:
-        job = Job(tuple(prompt), Sampling(), new_tokens, frozenset(), max_nodes=12, prefill_chunk=chunk)
+        job = Job(
+            tuple(prompt),
+            Sampling(),
+            new_tokens,
+            frozenset(),
+            max_nodes=12,
+            prefill_chunk=chunk,
+            recovery=recovery or Recovery(),
+        )
         return decode(self.target, self.session, drafter or Nothing(), job, on_prefill)
 
     def tokens(self, prompt: Sequence[int] = PROMPT, new_tokens: int = 8, chunk: int = 128) -> list[int]:

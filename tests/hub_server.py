@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -22,6 +23,13 @@ class Hub:
     repos: dict[str, Path] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    #: Other branches, tags and commits than the main one: folder and commit by repository and name.
+    revisions: dict[tuple[str, str], tuple[Path, str]] = field(default_factory=dict)
+    #: Files whose transfer breaks off, once, after so many bytes.
+    breaks: dict[str, int] = field(default_factory=dict)
+    #: What came in the headers *Authorization* and *Range*.
+    tokens: set[str] = field(default_factory=set)
+    ranges: list[str] = field(default_factory=list)
 
     def downloads(self) -> list[str]:
         """Names of the files whose contents were fetched, sorted."""
@@ -56,11 +64,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
-        parts = self.path.partition("?")[0].strip("/").split("/")
+        parts = [unquote(part) for part in self.path.partition("?")[0].strip("/").split("/")]
         if parts[:2] == ["api", "models"]:
             repo, file = "/".join(parts[2:4]), None
         else:
             repo, file = "/".join(parts[:2]), "/".join(parts[4:])
+        hub.tokens.add(self.headers.get("Authorization", ""))
         if repo in hub.gated:
             return self._send(403, b"", {"X-Error-Code": "GatedRepo"})
         folder = hub.repos.get(repo)
@@ -70,8 +79,14 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": entry.name} for entry in sorted(folder.iterdir())]
             info = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "tags": []}
             return self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+        revision, commit = parts[3], COMMIT
+        if revision not in ("main", COMMIT):
+            known = {**hub.revisions, **{(repo, held[1]): held for (repo, _), held in hub.revisions.items()}}
+            if (repo, revision) not in known:
+                return self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            folder, commit = known[repo, revision]
         hub.requests.append((self.command, file))
-        headers = {"X-Repo-Commit": COMMIT}
+        headers = {"X-Repo-Commit": commit}
         if not (folder / file).is_file():
             return self._send(404, b"", {**headers, "X-Error-Code": "EntryNotFound"})
         data = (folder / file).read_bytes()
@@ -79,16 +94,27 @@ class _Handler(BaseHTTPRequestHandler):
         headers["Accept-Ranges"] = "bytes"
         status = 200
         if (asked := self.headers.get("Range", "")).startswith("bytes="):
+            hub.ranges.append(asked)
             first = int(asked.removeprefix("bytes=").split("-")[0])
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
             status, data = 206, data[first:]
+        if body and (sent := hub.breaks.pop(file, None)) is not None:
+            self.close_connection = True
+            return self._send(status, data[:sent], headers, length=len(data))
         return self._send(status, data, headers, body)
 
-    def _send(self, status: int, data: bytes, headers: dict[str, str], body: bool = True) -> None:
+    def _send(
+        self,
+        status: int,
+        data: bytes,
+        headers: dict[str, str],
+        body: bool = True,
+        length: int | None = None,
+    ) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(len(data) if length is None else length))
         self.end_headers()
         if body and self.command != "HEAD":
             self.wfile.write(data)

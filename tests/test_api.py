@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from aparte import Aparte, Options
+from aparte.cloud.certificate import own_certificate
+from aparte.cloud.door import pin_of, tls_context
 from aparte.cloud.server import MiddleServer
-from aparte.errors import UserError
+from aparte.errors import DoorError, UserError
 from cli.command import Command
 from running import running_server
 
@@ -65,6 +67,16 @@ class TestAnswers:
             for options in ({}, {"temperature": 0.7, "seed": 5}):
                 theirs = other.generate(QUESTION, max_new_tokens=12, **options)
                 assert theirs.text == model.generate(QUESTION, max_new_tokens=12, **options).text
+
+    def test_behind_a_door_of_its_own(self, model: Aparte, llama_folder: Path, tmp_path: Path) -> None:
+        path, _ = own_certificate(tmp_path)
+        asked = {"max_new_tokens": 8}
+        with running_server(llama_folder, tls=tls_context(path, path), token="open-sesame") as (_, url):
+            reach = {"cloud": url, "token": "open-sesame", "sessions": 1, **NUMBERS}
+            with Aparte.connect(str(llama_folder), pins=[pin_of(path)], **reach) as other:  # type: ignore[arg-type]
+                assert other.generate(QUESTION, **asked).text == model.generate(QUESTION, **asked).text
+            with pytest.raises(DoorError):
+                Aparte.connect(str(llama_folder), pins=["sha256:" + "0" * 64], **reach)  # type: ignore[arg-type]
 
     def test_a_conversation_is_found_again(self, model: Aparte) -> None:
         chat = model.chat(system="Be brief.", max_new_tokens=8)

@@ -352,7 +352,7 @@ class TestReference:
             StepFrame(Step(1, 0, ROOT, 0, (ROOT,)), b""),
             StepFrame(Step(1, 0, ROOT, 0, (ROOT, ROOT)), b""),
             ResultFrame(1, 1.0, 1.0, b""),
-            ErrorFrame("frame", ""),
+            ErrorFrame("frame", "", 5.0),
         ]
         text = section("docs/architecture.md", "## Frames")
         rows = {row[0].strip("`"): codes(row[2]) for row in table(text)}
@@ -361,7 +361,7 @@ class TestReference:
             header = json.loads(encode(frame)[4:])
             sent.setdefault(header["k"], set()).update(header)
         assert sent == rows
-        assert set(ERROR_CODES) | {"name", "cut", "config", "tensors"} <= codes(text)
+        assert set(ERROR_CODES) | {"name", "cut", "config", "tensors", "revision", "manifest"} <= codes(text)
 
     def test_times(self) -> None:
         rows = table(section("docs/architecture.md", "## Where the time goes"))

@@ -16,7 +16,9 @@ from aparte.model.parts import Blueprint
 from running import FLOAT32
 from tiny import save_tiny
 
-OURS = Fingerprint("ours", "2,2", config="a" * 32, tensors="b" * 32, revision="c" * 40)
+OURS = Fingerprint(
+    "ours", "2,2", config="a" * 32, tensors="b" * 32, revision="c" * 40, manifest="sha256:" + "d" * 64
+)
 
 
 def test_the_same_model_passes_whatever_it_is_called() -> None:
@@ -30,6 +32,7 @@ def test_the_same_model_passes_whatever_it_is_called() -> None:
         ({"config": "x" * 32}, "different architectures"),
         ({"tensors": "x" * 32}, "different weights"),
         ({"tensors": "", "revision": "x" * 40}, "same revision"),
+        ({"manifest": "sha256:" + "x" * 64}, "another manifest"),
     ],
 )
 def test_a_difference_is_named(change: dict[str, str], cause: str) -> None:
@@ -94,6 +97,10 @@ def test_what_is_no_fingerprint_is_refused(data: object) -> None:
 
 def test_json_round_trip() -> None:
     assert Fingerprint.from_json(OURS.to_json()) == OURS
+    bare = replace(OURS, manifest="")
+    assert "manifest" not in bare.to_json()
+    assert Fingerprint.from_json(bare.to_json()) == bare
+    OURS.check(bare)  # who has no manifest has nothing to compare
 
 
 def test_no_local_path_is_shown_to_the_other_side(llama_folder: Path) -> None:

@@ -63,6 +63,7 @@ class Connection:
     ca_file: Path | None = None
     link: LinkSettings = field(default_factory=LinkSettings)
     protection: Protection = field(default_factory=Protection)
+    pins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         one_of(self.target, TARGETS, "target")
@@ -139,10 +140,16 @@ class Aparte:
         draft_length: int | None = None,
         dtype: str = Compute.dtype,
         device: str = Compute.device,
+        kv: str = Compute.kv,
+        batch_invariant: bool = Compute.batch_invariant,
         wire: str = "auto",
         token: str | None = None,
         ca_file: Path | None = None,
+        pins: Sequence[str] = (),
+        connect_timeout_s: float = LinkSettings.connect_timeout_s,
         step_timeout_s: float = LinkSettings.step_timeout_s,
+        answer_timeout_s: float | None = LinkSettings.answer_timeout_s,
+        failover: str = LinkSettings.failover,
         private_ends: Path | None = None,
         sessions: int = 4,
         progress: Progress | None = None,
@@ -158,12 +165,13 @@ class Aparte:
             where,
             target,
             (cloud,) if isinstance(cloud, str) else tuple(cloud),
-            Compute(dtype, device),  # type: ignore[arg-type]
+            Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
             wire,  # type: ignore[arg-type]
             token,
             ca_file,
-            LinkSettings(step_timeout_s=step_timeout_s),
+            LinkSettings(connect_timeout_s, step_timeout_s, answer_timeout_s, failover=failover),
             Protection.parse(target, Protection.defence, None, private_ends),
+            pins=tuple(pins),
         )
         plan = plan_drafts(model, where, target, decode=decode, draft=draft, draft_length=draft_length)
         return cls(connection, plan, sessions=sessions, progress=progress, notice=notice)
@@ -258,6 +266,7 @@ class Aparte:
             "wire": connection.wire,
             "token": connection.token,
             "ca_file": connection.ca_file,
+            "pins": connection.pins,
             "settings": connection.link,
             "progress": self._progress,
             "notice": self._notice,

@@ -17,7 +17,9 @@ from aparte.errors import CutError, UserError
 
 DEFAULT_MODEL = "smollm2-135m"
 
-DtypeName = Literal["auto", "packed16", "float32", "bfloat16", "float16"]
+DtypeName = Literal["auto", "packed16", "int8", "float32", "bfloat16", "float16"]
+#: How keys and values are kept; ``model`` is what the layers compute in.
+KvName = Literal["model", "float16", "float8", "int8"]
 WireName = Literal["auto", "float16", "bfloat16", "float32"]
 
 #: Drafters that stand for themselves, and the sources that ``auto`` merges; sources may be joined by "+".
@@ -29,6 +31,8 @@ MORE_SOURCES = ("common", "model", "bridge", "lookahead", "shallow")
 
 #: Where the model is: divided, whole behind a link, or whole on this machine.
 TARGETS = ("split", "draft", "local")
+#: In which order several clouds are asked: as they are given, or the nearest first.
+FAILOVERS = ("order", "latency")
 #: Most tokens in a drafted block.
 LONGEST_DRAFT = 64
 #: Most candidates that a draft may name for a token.
@@ -46,6 +50,15 @@ def cache_dir() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("aparte")
+
+
+def state_dir() -> Path:
+    """Folder for what a server has to keep: ``$APARTE_STATE`` or the platform's folder for data."""
+    if override := os.environ.get("APARTE_STATE"):
+        return Path(override).expanduser()
+    from platformdirs import user_data_path
+
+    return user_data_path("aparte")
 
 
 def one_of(value: str, names: tuple[str, ...], what: str) -> None:
@@ -100,9 +113,14 @@ class Compute:
 
     dtype: DtypeName = "auto"
     device: str = "auto"
+    #: How keys and values are kept.
+    kv: KvName = "model"
+    #: A node's result does not depend on the nodes computed with it, to the bit.
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         one_of(self.dtype, get_args(DtypeName), "dtype")
+        one_of(self.kv, get_args(KvName), "kv")
         if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             raise UserError(f"Unknown device {self.device!r}. Known: auto, cpu, cuda, cuda:N, mps.")
 
@@ -327,10 +345,13 @@ class LinkSettings:
     #: The wait before the first attempt, at most; it doubles with every further one, up to the longest.
     first_wait_s: float = 0.1
     longest_wait_s: float = 10.0
+    #: Which of several clouds is asked first.
+    failover: str = FAILOVERS[0]
     #: Prompt tokens per message. Bounds message size, so that no limit of either side bounds the context.
     prefill_chunk: int = 128
 
     def __post_init__(self) -> None:
+        one_of(self.failover, FAILOVERS, "order of several clouds")
         for name in (
             "connect_timeout_s",
             "step_timeout_s",
@@ -360,6 +381,8 @@ class ServerLimits:
     grace_s: float = 60.0
     #: Bytes that the caches of all sessions may take; None is a share of what is free at the start.
     kv_bytes: int | None = None
+    #: Bytes that the cache of one session may take; None is no limit of its own.
+    session_kv_bytes: int | None = None
     header_bytes: int = 65_536
 
     def __post_init__(self) -> None:
@@ -369,8 +392,9 @@ class ServerLimits:
             raise UserError(f"The grace time is {self.grace_s} s; it must be 0 (none) or positive.")
         if self.max_sessions < 1:
             raise UserError(f"max_sessions is {self.max_sessions}; it must be at least 1.")
-        if self.kv_bytes is not None and self.kv_bytes < 1:
-            raise UserError("The memory for sessions must be a positive number of bytes.")
+        for size in (self.kv_bytes, self.session_kv_bytes):
+            if size is not None and size < 1:
+                raise UserError("The memory for sessions must be a positive number of bytes.")
 
     @staticmethod
     def parse_bytes(text: str) -> int | None:
@@ -381,3 +405,24 @@ class ServerLimits:
         if match is None:
             raise UserError(f"{text!r} is not an amount of memory. Use auto, or one like 500MB or 2GB.")
         return int(float(match[1]) * {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}[match[2].upper()])
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """What the holder of one token may have of a server; None is no limit besides the server's own.
+
+    Tokens are what the server computes: every node of every step, those of prompts and drafts included.
+    Bytes are those of messages, both ways.
+    """
+
+    max_sessions: int | None = None
+    tokens_per_second: float | None = None
+    bytes_per_second: float | None = None
+    #: Bytes that the caches of all its sessions may take, parked ones included.
+    kv_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_sessions", "kv_bytes", "tokens_per_second", "bytes_per_second"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} is {value:g}; a limit of a token must be a positive number.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from aparte.errors import UserError
 from aparte.fingerprint import WHOLE, Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
+from aparte.model.shard import digest_of_middle
 from aparte.recovery import Recovery
 from aparte.target.base import Target
 from aparte.target.draft import DraftTarget
@@ -70,6 +72,7 @@ def open_writer(
             settings,
             deadline,
             notice,
+            manifest=functools.cache(lambda: digest_of_middle(blueprint, cut, progress)),
         )
     codec = Codec(blueprint.checkpoint.folder)
     target = SplitTarget(parts or DeviceParts(blueprint, cut, progress), link, number_format)
@@ -142,6 +145,7 @@ def _connected(
     settings: LinkSettings,
     deadline: Deadline,
     notice: Callable[[str], None] | None,
+    manifest: Callable[[], str] | None = None,
 ) -> Failover:
     """The connection is made, and both sides mean the same model."""
     link = Failover(
@@ -156,9 +160,11 @@ def _connected(
                 pins=pins,
                 settings=settings,
                 deadline=deadline,
+                manifest=manifest,
             )
             for url in ((cloud,) if isinstance(cloud, str) else cloud)
-        ]
+        ],
+        nearest=settings.failover == "latency",
     )
     link.open()
     if notice:

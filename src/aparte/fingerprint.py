@@ -15,6 +15,8 @@ from aparte.errors import MismatchError
 WHOLE = "whole"
 
 _KEYS = ("name", "cut", "config", "tensors", "revision")
+#: Left out where it is empty, and missing in greetings of those who do not know it.
+_MORE = ("manifest",)
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,9 @@ class Fingerprint:
     """Names and hashes of a served middle, or of a whole model (then ``cut`` is :data:`WHOLE`).
 
     ``tensors`` is empty where what is served is not on this disk, as on a device that fetched only its own
-    shards; then ``revision``, the commit of a model from a hub, has to do.
+    shards; then ``revision``, the commit of a model from a hub, has to do. ``manifest`` is the digest over
+    all of the tensors, not only samples, where a cloud serves a shard; a device works it out when it is told
+    one.
     """
 
     name: str
@@ -30,18 +34,19 @@ class Fingerprint:
     config: str
     tensors: str
     revision: str = ""
+    manifest: str = ""
 
     def to_json(self) -> dict[str, str]:
-        return {key: getattr(self, key) for key in _KEYS}
+        more = {key: value for key in _MORE if (value := getattr(self, key))}
+        return {key: getattr(self, key) for key in _KEYS} | more
 
     @classmethod
     def from_json(cls, data: Any) -> Fingerprint:
         """Raises :class:`MismatchError` if ``data`` is not a fingerprint."""
-        if not isinstance(data, dict) or not all(
-            isinstance(data.get(key), str) and len(data[key]) <= 256 for key in _KEYS
-        ):
+        given = {**dict.fromkeys(_MORE, ""), **data} if isinstance(data, dict) else {}
+        if not all(isinstance(given.get(key), str) and len(given[key]) <= 256 for key in (*_KEYS, *_MORE)):
             raise MismatchError("The other side sent no usable model fingerprint; is it the same version?")
-        return cls(**{key: data[key] for key in _KEYS})
+        return cls(**{key: given[key] for key in (*_KEYS, *_MORE)})
 
     def check(self, other: Fingerprint) -> None:
         """Raise :class:`MismatchError`, naming both models, unless ``self`` (ours) equals ``other``."""
@@ -74,4 +79,10 @@ class Fingerprint:
             raise MismatchError(
                 f"This side runs {self.name} at revision {self.revision[:8]}, the other side {other.name} at "
                 f"{other.revision[:8]}. Start both with the same revision."
+            )
+        if self.manifest and other.manifest and self.manifest != other.manifest:
+            raise MismatchError(
+                f"The middle of {self.name} here has another manifest ({self.manifest[:15]}) than the shard "
+                f"of {other.name} on the other side ({other.manifest[:15]}): some weights differ. Make "
+                "the shard again with `aparte shard`, from the model that the device has."
             )

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from aparte.cloud.certificate import own_certificate
+from aparte.cloud.door import pin_of, tls_context
 from cli.command import Command, start
+from running import running_server
 
 pytest.importorskip("uvicorn", reason="the gateway's packages are not installed")
 import httpx
@@ -45,6 +48,16 @@ def test_a_port_in_use_is_a_sentence(aparte: Command, llama_folder: Path) -> Non
         result = aparte("gateway", llama_folder, "--port", taken.getsockname()[1])
     assert result.code == 2
     assert "Choose another --port" in result.err
+
+
+def test_another_certificate_than_the_pinned_one(aparte: Command, llama_folder: Path, tmp_path: Path) -> None:
+    path, _ = own_certificate(tmp_path)
+    (tmp_path / "token").write_text("open-sesame")
+    with running_server(llama_folder, tls=tls_context(path, path), token="open-sesame") as (_, url):
+        door = ("--cloud", url, "--token-file", tmp_path / "token", "--pin", "sha256:" + "0" * 64)
+        result = aparte("gateway", llama_folder, "--port", 0, *door)
+    assert result.code == 2
+    assert f"another certificate than the pinned one: {pin_of(path)}" in result.err
 
 
 def test_it_answers_and_ends_on_a_signal(llama_folder: Path, tmp_path: Path, aparte: Command) -> None:

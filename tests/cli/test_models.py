@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from aparte.cli.models import models_app
-from aparte.errors import CheckpointError
-from tiny import save_tiny_gguf
+from aparte.errors import CheckpointError, CutError, UserError
+from hub_server import serve_hub
+from tiny import save_tiny, save_tiny_gguf
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,40 @@ def test_getting_a_model(tmp_path: Path) -> None:
     assert made["size_bytes"] == sum(file.stat().st_size for file in Path(made["path"]).iterdir())
     assert "Converting m.gguf" in result.stderr
     assert str(path) in CliRunner().invoke(models_app, []).stdout
+
+
+@pytest.mark.parametrize("part", ["front-back", "middle"])
+def test_getting_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """Of a checkpoint in many files only those with that part's tensors, and a tokenizer for the device."""
+    source = save_tiny("llama", tmp_path / "source", layers=6, max_shard_size="40KB")
+    with serve_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.repos["some/tiny"] = source
+        result = CliRunner().invoke(
+            models_app, ["get", "some/tiny", "--part", part, "--cut", "1,2", "--json"]
+        )
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout)
+    assert (made["part"], made["cut"]) == (part, "1,2")
+    weights = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+    middle = {f".layers.{layer}." for layer in (1, 2, 3)}
+    needed = {
+        file for name, file in weights.items() if any(key in name for key in middle) == (part == "middle")
+    }
+    fetched = {name for name in hub.downloads() if name.endswith(".safetensors")}
+    assert fetched == needed
+    assert fetched < set(weights.values())
+    assert ("tokenizer.json" in hub.downloads()) == (part == "front-back")
+
+
+def test_parts_of_a_model_that_is_here(tmp_path: Path) -> None:
+    path = save_tiny("llama", tmp_path / "m", layers=3)
+    result = CliRunner().invoke(models_app, ["get", str(path), "--part", "middle", "--cut", "1,1"])
+    assert "It is on this machine whole" in result.stderr
+    wrong = CliRunner().invoke(models_app, ["get", str(path), "--part", "middle", "--cut", "2,2"])
+    assert isinstance(wrong.exception, CutError)
+    unknown = CliRunner().invoke(models_app, ["get", str(path), "--part", "half"])
+    assert isinstance(unknown.exception, UserError)
 
 
 def test_a_model_that_does_not_exist() -> None:

@@ -47,6 +47,10 @@ def test_a_port_in_use_is_a_sentence(aparte: Command, llama_folder: Path) -> Non
         (["--idle", "0"], "must be positive"),
         (["--port", "70000"], "--port"),
         (["--kv-memory", "2TB"], "not an amount of memory"),
+        (["--session-memory", "much"], "not an amount of memory"),
+        (["--tls", "maybe"], "Known: auto"),
+        (["--state", "somewhere"], "Give --tls auto"),
+        (["--tls", "auto", "--tls-cert", "c.pem", "--tls-key", "k.pem"], "Leave one of them out"),
     ],
 )
 def test_mistakes(aparte: Command, llama_folder: Path, options: list[str], sentence: str) -> None:

@@ -11,7 +11,7 @@ from aparte.cloud.batch import Job, run_alone
 from aparte.cloud.engine import Engine
 from aparte.cloud.load import load_engine
 from aparte.cloud.memory import CacheMemory, FullError, free_bytes
-from aparte.cloud.sessions import Session
+from aparte.cloud.sessions import LimitError, Session
 from aparte.config import Cut, ServerLimits
 from aparte.errors import UserError
 from aparte.model.cache import INITIAL_ROWS
@@ -114,6 +114,38 @@ def test_what_several_steps_of_a_pass_will_take_counts_together(engine: Engine) 
         memory.promise(job(sessions[3], 1), 1)
     memory.settle()
     memory.promise(job(sessions[3], 1), 1)
+
+
+def test_a_session_may_not_become_larger_than_any_may_be(engine: Engine) -> None:
+    memory = CacheMemory(None, ROW_BYTES, session_budget=FIRST_BYTES)
+    one, other = filled(engine, memory), filled(engine, memory)
+    memory.promise(job(one, INITIAL_ROWS - 1, 0), INITIAL_ROWS - 1)
+    with pytest.raises(LimitError, match="Begin a shorter conversation"):
+        memory.promise(job(one, INITIAL_ROWS, 0), INITIAL_ROWS)
+    assert not other.closed
+    with pytest.raises(LimitError):
+        CacheMemory(None, ROW_BYTES, session_budget=FIRST_BYTES - 1).add(engine.open("float32"))
+
+
+def test_within_a_share_only_its_own_sessions_have_to_leave(engine: Engine) -> None:
+    shares = {"alice": 2 * FIRST_BYTES, "bob": None}
+    memory = CacheMemory(100 * FIRST_BYTES, ROW_BYTES, share_of=shares.__getitem__)
+    sessions = []
+    for holder, used in (("bob", 0), ("alice", 2), ("alice", 1)):
+        sessions.append(filled(engine, memory, used=used))
+        sessions[-1].holder = holder
+    newcomer = engine.open("float32")
+    newcomer.holder = "alice"
+    memory.add(newcomer)
+    assert [session.closed for session in sessions] == [False, False, True]
+    sessions[1].unanswered = 1
+    memory.promise(job(newcomer, 1), 1)
+    another = engine.open("float32")
+    another.holder = "alice"
+    with pytest.raises(FullError, match="This token's share"):
+        memory.add(another)
+    another.holder = "bob"
+    memory.add(another)
 
 
 def test_a_session_that_has_ended_takes_nothing(engine: Engine) -> None:

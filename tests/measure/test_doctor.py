@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from aparte.cloud.door import tls_context
+from aparte.cloud.door import pin_of, tls_context
 from aparte.config import Cut, Decoding, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.errors import DoorError, LinkError, UserError
@@ -111,6 +111,10 @@ class TestTrouble:
             assert found["tls_ms"] > 0
             assert found["first_byte_ms"] > 0
             assert found["health"]["status"] == "ok"
+            assert examine(Door(url, pins=(pin_of(cert),))).failure is None
+            pinned = examine(Door(url, pins=("sha256:" + "0" * 64,)))
+            assert isinstance(pinned.failure, DoorError)
+            assert "another certificate" in pinned.problems[0]
             strange = examine(Door(url))
             assert isinstance(strange.failure, DoorError)
             assert "--tls-ca" in strange.problems[0]

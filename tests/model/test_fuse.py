@@ -99,7 +99,7 @@ class TestTogether:
     @pytest.mark.parametrize("rows", [1, 5, 8])
     def test_is_exact_to_the_bit(self, bias: bool, rows: int) -> None:
         linears = [nn.Linear(96, width, bias=bias) for width in (48, 16, 16)]
-        together = Together(linears)
+        together = Together(linears, "packed16")
         x = torch.randn(1, rows, 96)
         for index, linear in enumerate(linears):
             packed = PackedLinear(linear.weight, linear.bias)
@@ -108,7 +108,7 @@ class TestTogether:
 
     def test_calls_that_interleave(self) -> None:
         """As from two threads in one layer: nobody gets the other's numbers."""
-        together = Together([nn.Linear(32, 8), nn.Linear(32, 8)])
+        together = Together([nn.Linear(32, 8), nn.Linear(32, 8)], "packed16")
         left, right = torch.randn(1, 2, 32), torch.randn(1, 3, 32)
         expected = [[together.part(x, index) for index in range(2)] for x in (left, right)]
         mixed = [
@@ -130,7 +130,7 @@ class TestTogether:
                 self.v_proj = nn.Linear(8, 8, bias=False)
 
         block = Block()
-        fuse(block, packed=True)
+        fuse(block, "packed16")
         assert not any(isinstance(module, Part) for module in block.modules())
 
 
@@ -156,14 +156,14 @@ class TestFusedGated:
         block, x = self.Block(act), torch.randn(1, 5, 32)
         plain = copy.deepcopy(block)
         holder = nn.ModuleList([block])
-        fuse(holder, packed=True)
+        fuse(holder, "packed16")
         assert isinstance(holder[0], FusedGated)
         pack_linears(plain)
         assert torch.equal(holder[0](x), plain(x))
 
     def test_one_that_only_looks_alike_stays(self) -> None:
         holder = nn.ModuleList([self.Block(nn.SiLU(), swapped=True)])
-        fuse(holder, packed=True)
+        fuse(holder, "packed16")
         assert isinstance(holder[0], self.Block)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import zipfile
@@ -151,6 +152,40 @@ class TestHub:
         monkeypatch.delenv("HF_HUB_OFFLINE")
         monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
         assert resolve("some/tiny") == first
+
+    def test_a_revision(self, hub: Hub, source: Path, tmp_path: Path) -> None:
+        other = save_tiny("llama", tmp_path / "other", layers=3, seed=5)
+        commit = "f" * 40
+        hub.revisions["some/tiny", "refs/pr/7"] = (other, commit)
+        folder = resolve("some/tiny@refs/pr/7")
+        assert folder.name == commit
+        name = "model.norm.weight"
+        theirs, ours = Checkpoint.open(other).read([name]), Checkpoint.open(folder).read([name])
+        assert torch.equal(ours[name], theirs[name])
+        assert resolve("some/tiny") != folder
+        assert resolve("some/tiny@refs/pr/7", offline=True) == folder
+        assert resolve(f"some/tiny@{commit}") == folder
+        assert "has no such branch, tag or commit" in _refusal("some/tiny@v9")
+
+    def test_the_hub_s_own_token_is_sent(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+        resolve("some/tiny")
+        assert hub.tokens == {""}
+        monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
+        resolve("some/tiny@main", tokenizer=False)
+        assert "Bearer hf_of_a_test" in hub.tokens
+
+    def test_a_transfer_that_broke_off_is_taken_up(
+        self, hub: Hub, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The library writes 10 MB at a time, which is more than the tiny model has.
+        monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 500)
+        shard = min(source.glob("*.safetensors")).name
+        hub.breaks[shard] = 1000
+        with contextlib.suppress(CheckpointError):  # whether the library itself tries again is its business
+            resolve("some/tiny")
+        folder = resolve("some/tiny")
+        assert (folder / shard).read_bytes() == (source / shard).read_bytes()
+        assert hub.ranges == ["bytes=1000-"]
 
     def test_offline_and_incomplete(self, hub: Hub) -> None:
         assert "aparte models get some/tiny" in _refusal("some/tiny", offline=True)

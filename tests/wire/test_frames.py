@@ -61,7 +61,12 @@ frames: st.SearchStrategy[Frame] = st.one_of(
     ),
     st.builds(StepFrame, steps(), payloads),
     st.builds(ResultFrame, counters, milliseconds, st.just(0.0) | milliseconds, payloads),
-    st.builds(ErrorFrame, st.sampled_from(ERROR_CODES), st.text(max_size=200)),
+    st.builds(
+        ErrorFrame,
+        st.sampled_from(ERROR_CODES),
+        st.text(max_size=200),
+        st.just(0.0) | st.integers(1, 9_999_999).map(lambda tenths: tenths / 10),
+    ),
 )
 
 
@@ -210,6 +215,10 @@ def test_constants_that_are_not_json_are_refused(field: bytes, constant: bytes) 
         pytest.param({**WELCOME, "resumed": None}, "'resumed'", id="resumed is nothing"),
         pytest.param({**ERROR, "message": "x" * 2001}, "'message'", id="error message is too long"),
         pytest.param({**ERROR, "code": None}, "'code'", id="no error code"),
+        pytest.param({**ERROR, "after": "5"}, "'after'", id="the wait is a string"),
+        pytest.param({**ERROR, "after": True}, "'after'", id="the wait is a bool"),
+        pytest.param({**ERROR, "after": -1}, "'after'", id="the wait is over"),
+        pytest.param({**ERROR, "after": 1e6}, "'after'", id="the wait is endless"),
         pytest.param({"k": "steps"}, "unknown kind", id="unknown kind"),
         pytest.param({"k": ["step"]}, "unknown kind", id="kind is a list"),
         pytest.param({"s": 1}, "unknown kind", id="no kind"),

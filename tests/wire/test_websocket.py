@@ -551,6 +551,16 @@ def test_a_closing_reason_is_told_without_control_characters(llama_folder: Path)
     assert str(error) == f"The cloud at {url} went away (no ?[1mmemory)."
 
 
+@pytest.mark.parametrize(("asked", "kept"), [(3.0, 3.0), (900_000.0, 10.0), (0.0, 0.0)])
+def test_a_cloud_may_ask_to_be_left_alone_for_a_while_and_not_for_ever(
+    llama_folder: Path, asked: float, kept: float
+) -> None:
+    with impostor([ErrorFrame("busy", "All sessions are taken.", asked)], []) as url:
+        error = failure_of(open_link(llama_folder, url))
+    assert isinstance(error, LinkError)
+    assert error.retry_after_s == kept
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [

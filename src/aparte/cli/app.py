@@ -26,6 +26,7 @@ from aparte.cli.plan import plan
 from aparte.cli.privatize import privatize
 from aparte.cli.rtt import rtt
 from aparte.cli.serve import serve
+from aparte.cli.shard import shard
 from aparte.cli.tokens import tokens_app
 from aparte.cli.verify import verify
 from aparte.cli.wan import wan
@@ -39,6 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(serve)
+app.command()(shard)
 app.command()(generate)
 app.command()(chat)
 app.command()(verify)

@@ -10,6 +10,7 @@ import typer
 from aparte.cli import options
 from aparte.cli.bench_budget import budget
 from aparte.cli.bench_load import load
+from aparte.cli.bench_memory import memory
 from aparte.cli.bench_spade import spade
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
@@ -28,6 +29,7 @@ def _bench() -> None:
 bench_app.command()(budget)
 bench_app.command()(spade)
 bench_app.command()(load)
+bench_app.command()(memory)
 
 
 @bench_app.command()
@@ -142,6 +144,8 @@ def step(
     cut: options.CutOption = str(Cut()),
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
+    kv: options.Kv = Compute.kv,
+    batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     json: options.Json = False,
 ) -> None:
     """What a step costs by its number of nodes: both sides, and the unsplit model of transformers in float32.
@@ -155,7 +159,7 @@ def step(
     from aparte.model.registry import resolve
 
     counts = _counts(nodes)
-    folder, compute, wanted = resolve(model), Compute(dtype, device), Cut.parse(cut)  # type: ignore[arg-type]
+    folder, compute, wanted = resolve(model), Compute(dtype, device, kv, batch_invariant), Cut.parse(cut)  # type: ignore[arg-type]
     fast, simple = (Blueprint.open(folder, compute, fused=fused) for fused in (True, False))
     if context + max(counts) > fast.max_context:
         raise UserError(f"The model's context is {fast.max_context} tokens. Use a smaller --context.")
@@ -167,6 +171,8 @@ def step(
         "model": model,
         "cut": str(wanted),
         "dtype": fast.precision.name,
+        "kv": kv,
+        "batch_invariant": batch_invariant,
         "context": context,
         "threads": torch.get_num_threads(),
     }

@@ -55,9 +55,12 @@ def chat(
     pseudonyms: options.NameList = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
+    kv: options.Kv = Compute.kv,
+    batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
     pin: options.Pin = None,
+    failover: options.Failover = LinkSettings.failover,
     connect_timeout: options.ConnectTimeout = LinkSettings.connect_timeout_s,
     step_timeout: options.StepTimeout = LinkSettings.step_timeout_s,
     answer_timeout: options.AnswerTimeout = LinkSettings.answer_timeout_s,
@@ -99,7 +102,7 @@ def chat(
     setup = Setup(
         model=model,
         cut=where,
-        compute=Compute(dtype, device),  # type: ignore[arg-type]
+        compute=Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
         clouds=tuple(cloud or ()),
         rtt_ms=rtt,
         mbps=mbps,
@@ -112,6 +115,7 @@ def chat(
             step_timeout_s=step_timeout,
             answer_timeout_s=answer_timeout,
             retries=retries,
+            failover=failover,
         ),
         target=target,
         drafting=drafting,

@@ -36,6 +36,7 @@ def doctor(
     cut: options.CutOption = str(Cut()),
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
+    pin: options.Pin = None,
     wire: options.Wire = "auto",
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
@@ -51,7 +52,8 @@ def doctor(
 
     one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
     compute, wanted = Compute(dtype, device), Cut.parse(cut)  # type: ignore[arg-type]
-    door = Door(cloud, options.read_token(token_file), tls_ca)
+    pins = tuple(pin or ())
+    door = Door(cloud, options.read_token(token_file), tls_ca, pins=pins)
 
     def sample() -> tuple[LinkFigures, Sample]:
         assert model is not None
@@ -60,7 +62,9 @@ def doctor(
     found = examine(door, None if model is None else sample)
     report = found.to_json() | {"compared": None, "comparison": ""}
     if other is not None:
-        by = examine(Door(other, door.token, tls_ca if other.startswith("wss:") else None))
+        secured = other.startswith("wss:")
+        way = Door(other, door.token, tls_ca if secured else None, pins=pins if secured else ())
+        by = examine(way)
         report |= {"compared": by.to_json(), "comparison": compare(found, by)}
     if json:
         print_json(report)
@@ -79,7 +83,7 @@ def _sample(model: str, cut: Cut, compute: Compute, wire: str, door: Door) -> tu
 
     with progress_bar() as progress:
         folder = resolve(model, wanted=needed_by_device(cut), progress=progress)
-        reach = Reach(wire, door.token, door.ca_file, door.settings)  # type: ignore[arg-type]
+        reach = Reach(wire, door.token, door.ca_file, door.settings, door.pins)  # type: ignore[arg-type]
         here = Device(Blueprint.open(folder, compute), model, cut, reach, progress)
         progress("measuring the link and writing some tokens", 0, 0)
         return take_sample(here, door.url)

@@ -66,8 +66,12 @@ def gateway(
     private_ends: options.Ends = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
+    kv: options.Kv = Compute.kv,
+    batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
+    pin: options.Pin = None,
+    failover: options.Failover = LinkSettings.failover,
     connect_timeout: options.ConnectTimeout = LinkSettings.connect_timeout_s,
     step_timeout: options.StepTimeout = LinkSettings.step_timeout_s,
     answer_timeout: options.AnswerTimeout = LinkSettings.answer_timeout_s,
@@ -118,7 +122,7 @@ def gateway(
                 where,
                 target,
                 tuple(cloud or ()),
-                Compute(dtype, device),  # type: ignore[arg-type]
+                Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
                 wire,  # type: ignore[arg-type]
                 options.read_token(token_file),
                 tls_ca,
@@ -127,8 +131,10 @@ def gateway(
                     step_timeout_s=step_timeout,
                     answer_timeout_s=answer_timeout,
                     retries=retries,
+                    failover=failover,
                 ),
                 protection,
+                tuple(pin or ()),
             )
             ready = Aparte(
                 connection,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aparte.config import Cut, one_of
+
 if TYPE_CHECKING:
     from aparte.model.folders import Progress
     from aparte.model.registry import ModelEntry
@@ -19,6 +21,8 @@ models_app = typer.Typer(help="List the models that can be used, or get one.")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
+#: What can be fetched of a model.
+PARTS = ("whole", "front-back", "middle")
 #: Without a terminal, progress is a line on standard error, at most this often.
 _LINE_INTERVAL_S = 5.0
 
@@ -46,21 +50,39 @@ def list_models(context: typer.Context, as_json: JsonOption = False) -> None:
 @models_app.command("get")
 def get_model(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="Name, folder, GGUF file or hub id.")],
+    part: Annotated[
+        str, typer.Option(help="whole; front-back: what the device needs; middle: what the cloud needs.")
+    ] = PARTS[0],
+    cut: Annotated[
+        str, typer.Option("--cut", metavar="K,M", help="First K and last M layers are the device's.")
+    ] = str(Cut()),
     as_json: JsonOption = False,
 ) -> None:
-    """Download or convert a model now, so that later commands find it."""
+    """Download or convert a model now, so that later commands find it.
+
+    Of a checkpoint in several files on a hub, --part fetches only those that hold tensors of that part.
+    """
     from aparte.model import folders
     from aparte.model.checkpoint import Checkpoint
-    from aparte.model.registry import resolve
+    from aparte.model.needed import needed_by_cloud, needed_by_device
+    from aparte.model.registry import hub_name, resolve
 
+    one_of(part, PARTS, "part")
+    where = Cut.parse(cut)
+    wanted = {PARTS[1]: needed_by_device(where), PARTS[2]: needed_by_cloud(where)}.get(part)
     with progress_on_stderr() as progress:
-        path = resolve(name, progress=progress)
-        Checkpoint.open(path)
+        path = resolve(name, wanted=wanted, tokenizer=part != PARTS[2], progress=progress)
+        checkpoint = Checkpoint.open(path)
+        if wanted is not None:
+            where.middle(checkpoint.config_dict["num_hidden_layers"])  # a cut that does not fit is said now
     size = folders.size_of(path)
     if as_json:
-        typer.echo(json.dumps({"name": name, "path": str(path), "size_bytes": size}))
-    else:
-        typer.echo(f"{name}: {path} ({_size(size)})")
+        result = {"name": name, "path": str(path), "size_bytes": size, "part": part, "cut": str(where)}
+        typer.echo(json.dumps(result))
+        return
+    typer.echo(f"{name}: {path} ({_size(size)})")
+    if wanted is not None and hub_name(name) is None:
+        typer.echo("It is on this machine whole. Parts are fetched by themselves only from a hub.", err=True)
 
 
 @contextmanager

@@ -20,7 +20,20 @@ Model = Annotated[
 CutOption = Annotated[
     str, typer.Option("--cut", metavar="K,M", help="First K and last M layers stay on the device.")
 ]
-Dtype = Annotated[str, typer.Option(help="Compute: auto, packed16 (x86 CPU), float32, bfloat16, float16.")]
+Dtype = Annotated[
+    str, typer.Option(help="Compute: auto, packed16 or int8 (x86 CPU), float32, bfloat16, float16.")
+]
+Kv = Annotated[
+    str,
+    typer.Option(help="Keys and values are kept as: model (what it computes in), float16, float8, int8."),
+]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="A node's numbers do not depend on the nodes computed with it, to the bit. Slower.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Cloud = Annotated[
@@ -154,6 +167,12 @@ NameList = Annotated[
         help="Replace the names in FILE, and numbers and addresses, before the model sees them; restore "
         "them in the answer.",
         show_default=False,
+    ),
+]
+Failover = Annotated[
+    str,
+    typer.Option(
+        metavar="ORDER", help="Which of several clouds is asked first: order (as given) or latency (nearest)."
     ),
 ]
 ConnectTimeout = Annotated[float, typer.Option(metavar="S", help="Longest wait for a connection.")]

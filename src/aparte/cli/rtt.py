@@ -57,6 +57,7 @@ def rtt(
     device: options.DeviceOption = Compute.device,
     token_file: options.TokenFile = None,
     tls_ca: options.TlsCa = None,
+    pin: options.Pin = None,
     json: options.Json = False,
 ) -> None:
     """Measure what steps cost over a link or many, cross-validate the model, and project other links.
@@ -80,7 +81,12 @@ def rtt(
     limits, wanted = _limits(max_nodes, "--max-nodes"), Cut.parse(cut)
     asked = limits if budgets is None else _limits(budgets, "--budgets")
     compute = Compute(dtype, device)  # type: ignore[arg-type]
-    reach = rtt_runs.Reach(wire, options.read_token(token_file), tls_ca)  # type: ignore[arg-type]
+    reach = rtt_runs.Reach(
+        wire,  # type: ignore[arg-type]
+        options.read_token(token_file),
+        tls_ca,
+        pins=tuple(pin or ()),
+    )
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(progress_bar())
         needed = None if cloud is None else needed_by_device(wanted)

@@ -14,7 +14,7 @@ import typer
 
 from aparte.cli import options
 from aparte.cli.output import note, print_json, progress_bar
-from aparte.config import Compute, Cut, ServerLimits
+from aparte.config import Compute, Cut, ServerLimits, one_of, state_dir
 from aparte.errors import UserError
 from aparte.fingerprint import WHOLE
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from aparte.cloud.server import MiddleServer
 
 DEFAULT_PORT = 7600
+
+
+#: Ways to come by a certificate besides --tls-cert.
+TLS_MODES = ("auto",)
 
 
 def serve(
@@ -45,6 +49,20 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    tls: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto",
+            help="auto: a certificate of our own, made at the first run, and tokens if none are given.",
+            show_default=False,
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where --tls auto keeps certificate and tokens.", show_default=False
+        ),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain.", show_default=False)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM private key.", show_default=False)] = None,
     insecure: Annotated[
@@ -52,6 +70,8 @@ def serve(
     ] = False,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
+    kv: options.Kv = Compute.kv,
+    batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     idle: Annotated[
         float, typer.Option(metavar="S", help="Seconds after which an idle session is dropped.")
     ] = ServerLimits.idle_s,
@@ -65,33 +85,54 @@ def serve(
             metavar="SIZE", help="Memory for all sessions, like 2GB; auto: a share of what is free."
         ),
     ] = "auto",
+    session_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most memory for one session, like 500MB.", show_default=False),
+    ] = None,
+    show_manifest: Annotated[
+        bool, typer.Option("--show-manifest", help="Check the shard MODEL, print what is in it, and end.")
+    ] = False,
     exit_with_parent: Annotated[int | None, typer.Option(hidden=True, metavar="PID")] = None,
     json: options.Json = False,
 ) -> None:
     """Serve the middle layers of MODEL: the untrusted side. Loads nothing else of it.
 
-    With --whole it serves the whole model to devices that draft (--target draft), and sees their text.
+    MODEL may be a folder that `aparte shard` made. With --whole it serves the whole model to devices that
+    draft (--target draft), and sees their text.
     """
     from aparte.cloud import door
 
+    if show_manifest:
+        from aparte.cli.shard import show_manifest as show
+
+        show(Path(model), json=json)
+        return
     if tokens is not None and token_file is not None:
         raise UserError("--tokens holds all tokens of a server, --token-file the only one. Give one of them.")
     token = options.read_token(token_file) if tokens is None else None
-    tls = door.tls_context(tls_cert, tls_key)
+    if tls is not None or state is not None:
+        if tls_cert is not None or tls_key is not None:
+            raise UserError("--tls auto makes a certificate, --tls-cert brings one. Leave one of them out.")
+        folder = state or state_dir()
+        tls_cert = tls_key = _own_certificate(tls, folder)
+        if token is None and tokens is None:
+            tokens = folder / "tokens"
+    context = door.tls_context(tls_cert, tls_key)
     has_token = token is not None or tokens is not None
-    door.check(host, has_token=has_token, has_tls=tls is not None, insecure=insecure)
+    door.check(host, has_token=has_token, has_tls=context is not None, insecure=insecure)
     limits = ServerLimits(
         idle_s=idle,
         grace_s=grace,
         max_sessions=max_sessions,
         kv_bytes=ServerLimits.parse_bytes(kv_memory),
+        session_kv_bytes=None if session_memory is None else ServerLimits.parse_bytes(session_memory),
     )
-    where = None if whole else Cut.parse(cut)
+    where = None if whole else _cut_of(model, cut)
     if whole and cut != str(Cut()):
         raise UserError("--cut has no use with --whole, which serves the model in one piece. Leave one out.")
-    compute = Compute(dtype, device)  # type: ignore[arg-type]
+    compute = Compute(dtype, device, kv, batch_invariant)  # type: ignore[arg-type]
 
-    keys = _open_keys(tokens, token)
+    keys, shown_token = _open_keys(tokens, token)
 
     with progress_bar(quiet=json) as progress:
         from aparte.cloud.server import MiddleServer, compute_thread
@@ -122,25 +163,54 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("websockets").setLevel(logging.ERROR)
     pin = None if tls_cert is None else door.pin_of(tls_cert)
-    server = MiddleServer(engine, worker=worker, keys=keys, tls=tls)
-    asyncio.run(_run(server, host, port, pin, exit_with_parent, json))
+    server = MiddleServer(engine, worker=worker, keys=keys, tls=context)
+    asyncio.run(_run(server, host, port, pin, shown_token, exit_with_parent, json))
 
 
-def _open_keys(file: Path | None, token: str | None) -> Keyring | None:
+def _own_certificate(tls: str | None, folder: Path) -> Path:
+    """The file in ``folder`` with our own key and certificate, made now if there is none."""
+    from aparte.cloud.certificate import own_certificate
+
+    if tls is None:
+        raise UserError("--state is where --tls auto keeps its files. Give --tls auto, or leave it out.")
+    one_of(tls, TLS_MODES, "way to come by a certificate")
+    path, made = own_certificate(folder)
+    if made:
+        note(f"Made a certificate of our own, {path}.")
+    return path
+
+
+def _cut_of(model: str, cut: str) -> Cut:
+    """The cut to serve: a shard's own, unless another one is asked for (which is refused later)."""
+    from aparte.model.shard import is_shard, read_manifest
+
+    where = Cut.parse(cut)
+    folder = Path(model).expanduser()
+    return read_manifest(folder).cut if where == Cut() and is_shard(folder) else where
+
+
+def _open_keys(file: Path | None, token: str | None) -> tuple[Keyring | None, str | None]:
+    """Who may come in, and the token if it was made just now."""
     from aparte.cloud.keys import FIRST, KeyFile, Keyring
 
     if file is None:
-        return None if token is None else Keyring.of(token)
+        return None if token is None else Keyring.of(token), None
     if file.exists():
-        return KeyFile(file)
+        return KeyFile(file), None
     keys, first = KeyFile.create(file)
     note(f"Made {file} with a token called {FIRST}. It is shown this once, for the device's --token-file:")
     note(first)
-    return keys
+    return keys, first
 
 
 async def _run(
-    server: MiddleServer, host: str, port: int, pin: str | None, parent: int | None, json: bool
+    server: MiddleServer,
+    host: str,
+    port: int,
+    pin: str | None,
+    token: str | None,
+    parent: int | None,
+    json: bool,
 ) -> None:
     actual = await server.start(host, port)
     shown = f"[{host}]" if ":" in host else host
@@ -156,7 +226,10 @@ async def _run(
         note("This server sees text: prompts and answers reach it as tokens.")
     if pin and not json:
         reached = "HOST" if host in ("", "0.0.0.0", "::") else shown
-        note(f"On the device: --cloud wss://{reached}:{actual} --pin {pin}")
+        target = "--target draft" if fingerprint.cut == WHOLE else f"--cut {fingerprint.cut}"
+        given = f"APARTE_TOKEN={token} " if token else ""
+        note("On the device, with MODEL as it is called there:")
+        note(f"{given}aparte chat MODEL {target} --cloud wss://{reached}:{actual} --pin {pin}")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

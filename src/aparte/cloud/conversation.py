@@ -20,10 +20,11 @@ QUEUE_STEPS = 16
 
 @dataclass(frozen=True)
 class Queued:
-    """A step that waits for the forward pass, and when it came."""
+    """A step that waits for the forward pass, when it came, and how large its message was."""
 
     frame: StepFrame
     arrived: float
+    num_bytes: int
 
 
 async def read_steps(
@@ -41,7 +42,7 @@ async def read_steps(
             session.epoch = max(session.epoch, frame.step.epoch)
             session.unanswered += 1
             session.last_used = time.monotonic()
-            await queue.put(Queued(frame, arrived))
+            await queue.put(Queued(frame, arrived, len(message)))
     except Exception as error:  # of any kind: a session whose reader is gone would wait for ever
         session.abandoned = isinstance(error, ConnectionClosed)
         await queue.put(error)
@@ -53,10 +54,10 @@ def result_of(item: Queued, computed: Computed) -> bytes:
     return encode(ResultFrame(item.frame.step.number, computed.compute_ms, queue_ms, computed.payload))
 
 
-async def refuse(connection: ServerConnection, code: str, message: str) -> None:
-    """Tell the device why, then close; it may be gone already."""
+async def refuse(connection: ServerConnection, code: str, message: str, retry_after_s: float = 0.0) -> None:
+    """Tell the device why, and when to come again, then close; it may be gone already."""
     with contextlib.suppress(ConnectionClosed):
-        await connection.send(encode(ErrorFrame(code, message[:1000])))
+        await connection.send(encode(ErrorFrame(code, message[:1000], retry_after_s)))
         # What the device has sent meanwhile lies in front of its goodbye and has to be read away.
         await asyncio.gather(connection.close(1008, code), _discard(connection))
 

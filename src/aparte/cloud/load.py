@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aparte.cloud.engine import Engine
 from aparte.config import Cut, ServerLimits
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
+from aparte.model.shard import check_cut, check_shard, is_shard, read_manifest
 
 
 def load_engine(
@@ -15,11 +18,24 @@ def load_engine(
     limits: ServerLimits | None = None,
     progress: Progress | None = None,
 ) -> Engine:
-    """The engine for the middle of ``blueprint`` at ``cut``; ``name`` is what people call the model."""
+    """The engine for the middle of ``blueprint`` at ``cut``; ``name`` is what people call the model.
+
+    A shard is looked through first: one that holds more or less than its manifest says is not served.
+    """
+    folder = blueprint.checkpoint.folder
+    manifest = None
+    if is_shard(folder):
+        check_cut(read_manifest(folder), cut)
+        manifest = check_shard(folder, progress)
     stage = blueprint.stage(cut.middle(blueprint.layers), progress, "middle layers")
+    fingerprint = take_fingerprint(blueprint, cut, name)
+    if manifest is not None:
+        fingerprint = replace(
+            fingerprint, name=manifest.model, revision=manifest.revision, manifest=manifest.digest
+        )
     return Engine(
         stage,
-        take_fingerprint(blueprint, cut, name),
+        fingerprint,
         blueprint.hidden_size,
         limits,
         blueprint.precision.name,

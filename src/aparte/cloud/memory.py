@@ -3,17 +3,20 @@
 A cache grows in powers of two of its first size, so buffers come in few sizes, and a session's buffers go
 back to the system when it ends. Room is made before a forward pass, never in one: first by ending the idle
 session that was used the longest time ago, then the next. If only busy ones are left, the step is refused.
+The same goes for the share of one token's holder, among the sessions of that holder.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from aparte.cloud.batch import Job
-from aparte.cloud.sessions import Session
+from aparte.cloud.sessions import LimitError, Session
 from aparte.errors import AparteError
 from aparte.model.cache import INITIAL_ROWS
 
@@ -26,21 +29,34 @@ SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5}
 class FullError(AparteError):
     """There is no memory for more."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            f"The server's memory for sessions is full. Try again in {RETRY_AFTER_S} s or later."
-        )
+    retry_after_s = float(RETRY_AFTER_S)
+
+    def __init__(self, whose: str = "The server's memory for sessions") -> None:
+        super().__init__(f"{whose} is full. Try again in {RETRY_AFTER_S} s or later.")
 
 
 class CacheMemory:
     """Keeps the caches of all sessions within ``budget`` bytes; None is no limit."""
 
-    def __init__(self, budget: int | None, row_bytes: int = 0) -> None:
-        """``row_bytes`` is what a node takes; 0 until a session's cache shows it."""
+    def __init__(
+        self,
+        budget: int | None,
+        row_bytes: int = 0,
+        *,
+        session_budget: int | None = None,
+        share_of: Callable[[str], int | None] = lambda name: None,
+    ) -> None:
+        """``row_bytes`` is what a node takes; 0 until a session's cache shows it.
+
+        One session may have ``session_budget`` bytes, and those of the token called ``name`` together
+        ``share_of(name)``.
+        """
         self.budget = budget
         self._row_bytes = row_bytes
+        self._session_budget = session_budget
+        self._share_of = share_of
         self._sessions: set[Session] = set()
-        self._promised = 0
+        self._promised: defaultdict[str | None, int] = defaultdict(int)  # by whose token
         #: Sessions that had to leave.
         self.evicted = 0
 
@@ -51,8 +67,7 @@ class CacheMemory:
 
     def add(self, session: Session) -> None:
         """A session comes in. Raises :class:`FullError` if even a short text would find no room."""
-        if not self._free(INITIAL_ROWS * self.row_bytes, session):
-            raise FullError
+        self._make_room(INITIAL_ROWS * self.row_bytes, session)
         self._sessions.add(session)
 
     def remove(self, session: Session) -> None:
@@ -68,27 +83,44 @@ class CacheMemory:
 
     def settle(self) -> None:
         """No pass is under way: what was promised is held by now, or was not needed."""
-        self._promised = 0
+        self._promised.clear()
 
     def promise(self, job: Job, nodes: int) -> None:
-        """Make room for the next ``nodes`` nodes of ``job``. Raises :class:`FullError` if there is none."""
+        """Make room for the next ``nodes`` nodes of ``job``.
+
+        Raises :class:`FullError` if there is none, and :class:`LimitError` if the session would become
+        larger than any may be.
+        """
         growth = job.session.growth(job.part(nodes), self.row_bytes)
         if not growth:
             return
-        if not self._free(growth, job.session):
-            raise FullError
-        self._promised += growth
+        self._make_room(growth, job.session)
+        self._promised[job.session.holder] += growth
 
-    def _free(self, wanted: int, by: Session) -> bool:
-        """Have ``wanted`` bytes left, if need be by evicting idle sessions other than ``by``."""
-        if self.budget is None:
-            return True
+    def _make_room(self, wanted: int, by: Session) -> None:
+        if self._session_budget is not None and by.nbytes + wanted > self._session_budget:
+            raise LimitError(
+                f"This text needs a cache of {(by.nbytes + wanted) / 1e6:,.0f} MB, and this server gives a "
+                f"session {self._session_budget / 1e6:,.0f} MB. Begin a shorter conversation."
+            )
+        if by.holder is not None and (share := self._share_of(by.holder)) is not None:
+            own = {session for session in self._sessions if session.holder == by.holder}
+            promised = self._promised.get(by.holder, 0)
+            if not self._free(wanted, by, own, share - promised):
+                raise FullError("This token's share of the server's memory")
+        promised = sum(self._promised.values())
+        if self.budget is not None and not self._free(wanted, by, self._sessions, self.budget - promised):
+            raise FullError
+
+    def _free(self, wanted: int, by: Session, among: set[Session], budget: int) -> bool:
+        """Have ``wanted`` bytes left of ``budget``, if need be by evicting idle sessions ``among`` these,
+        other than ``by``."""
         idle = sorted(
-            (one for one in self._sessions if one.unanswered <= 0 and one.nbytes and one is not by),
+            (one for one in among if one.unanswered <= 0 and one.nbytes and one is not by),
             key=lambda session: session.last_used,
             reverse=True,
         )
-        while (missing := self.held + self._promised + wanted - self.budget) > 0:
+        while (missing := sum(one.nbytes for one in tuple(among)) + wanted - budget) > 0:
             # Nobody is sent away for nothing.
             if missing > sum(session.nbytes for session in idle):
                 return False

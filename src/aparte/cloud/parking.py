@@ -46,6 +46,11 @@ class Seat:
     def is_held_by(self, connection: ServerConnection) -> bool:
         return self._holder is connection
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody holds it."""
+        return self._holder is None
+
     def leave(self) -> None:
         """Nobody holds it."""
         self._holder = None

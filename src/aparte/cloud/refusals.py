@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aparte.cloud.memory import FullError
+from aparte.cloud.allowance import ShareError
+from aparte.cloud.memory import RETRY_AFTER_S, FullError
 from aparte.cloud.sessions import LimitError
 from aparte.errors import (
     AparteError,
@@ -17,6 +18,8 @@ from aparte.errors import (
 
 class BusyError(AparteError):
     """All sessions are taken."""
+
+    retry_after_s = float(RETRY_AFTER_S)
 
 
 class ExpiredError(AparteError):
@@ -33,6 +36,7 @@ class EvictedError(ExpiredError):
 _CODES: tuple[tuple[type[AparteError], str], ...] = (
     (BusyError, "busy"),
     (FullError, "busy"),
+    (ShareError, "busy"),
     (ExpiredError, "expired"),
     (LimitError, "limit"),
     (MismatchError, "mismatch"),

@@ -21,7 +21,7 @@ from aparte.cloud.batch import Job, Outcome, Share
 from aparte.cloud.engine import Engine
 from aparte.cloud.memory import CacheMemory, FullError
 from aparte.cloud.pass_cost import PassCost
-from aparte.cloud.sessions import Computed, Session
+from aparte.cloud.sessions import Computed, LimitError, Session
 
 #: A session counts as active for so long after its last step, or the last answer.
 ACTIVE_S = 5.0
@@ -93,7 +93,7 @@ class Scheduler:
                 continue
             try:
                 self._memory.promise(job, nodes)
-            except FullError as error:
+            except (FullError, LimitError) as error:
                 answer.set_exception(error)
                 continue
             taken.append((Share(job, nodes), answer))

@@ -13,6 +13,7 @@ import http
 import itertools
 import json
 import logging
+import math
 import ssl
 import weakref
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 
+from aparte.cloud.allowance import Allowances, ShareError
 from aparte.cloud.batch import Job
 from aparte.cloud.conversation import QUEUE_STEPS, Queued, dismiss, read_steps, refuse, result_of
 from aparte.cloud.engine import Engine
@@ -95,6 +97,7 @@ class MiddleServer:
         self._keys = Keyring.of(token) if token is not None else keys
         #: Whose token a connection came with.
         self._owners: weakref.WeakKeyDictionary[ServerConnection, Owner] = weakref.WeakKeyDictionary()
+        self.allowances = Allowances(self._keys)
         self._watcher: asyncio.Task[None] | None = None
         self._tls = tls
         self._numbers = itertools.count(1)
@@ -102,7 +105,12 @@ class MiddleServer:
         self._sessions: dict[int, Session] = {}
         self._worker = worker or compute_thread()
         budget = engine.limits.kv_bytes
-        self.memory = CacheMemory(free_bytes(engine.device) if budget is None else budget, engine.row_bytes)
+        self.memory = CacheMemory(
+            free_bytes(engine.device) if budget is None else budget,
+            engine.row_bytes,
+            session_budget=engine.limits.session_kv_bytes,
+            share_of=self.allowances.memory_of,
+        )
         self.scheduler = Scheduler(engine, self._worker, self.memory)
         self.parking = Parking(engine.limits.grace_s, engine.limits.max_sessions, self._free)
         self._server: Server | None = None
@@ -163,6 +171,13 @@ class MiddleServer:
                 self.counters.errors += 1
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "A valid token is needed.\n")
             self._owners[connection] = owner
+            try:
+                self.allowances.check_connection(owner)
+            except ShareError as error:
+                self.counters.errors += 1
+                response = connection.respond(http.HTTPStatus.TOO_MANY_REQUESTS, f"{error}\n")
+                response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+                return response
         if self._guests >= self.engine.limits.max_sessions:
             self.counters.errors += 1
             response = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "All sessions are taken.\n")
@@ -181,6 +196,7 @@ class MiddleServer:
                 log.warning("the token file is missing or damaged; the tokens read last stay valid")
                 continue
             owners = self._keys.owners
+            self.allowances.forget_all_but(owners)
             self.parking.end_all_but(owners)
             await asyncio.gather(
                 *(
@@ -193,7 +209,9 @@ class MiddleServer:
 
     async def _serve_connection(self, connection: ServerConnection) -> None:
         number = next(self._numbers)
+        owner = self._owners.get(connection)
         self._guests += 1
+        self.allowances.arrive(owner)
         try:
             await self._host(connection, number)
         except ConnectionClosed:
@@ -202,7 +220,7 @@ class MiddleServer:
             self.counters.errors += 1
             code = code_of(error)
             log.warning("session %d ended with error %s", number, code)
-            await refuse(connection, code, str(error))
+            await refuse(connection, code, str(error), getattr(error, "retry_after_s", 0.0))
         except Exception as error:
             # The type is all that may be logged: messages of other libraries can hold tensor values.
             self.counters.errors += 1
@@ -210,6 +228,7 @@ class MiddleServer:
             await refuse(connection, "internal", "The server failed while computing this step.")
         finally:
             self._guests -= 1
+            self.allowances.leave(owner)
 
     async def _host(self, connection: ServerConnection, number: int) -> None:
         """One connection from greeting to end.
@@ -225,6 +244,12 @@ class MiddleServer:
             raise DoorError(_REVOKED)
         seat = self.parking.find(hello.resume, hello.wire, owner)
         resumed = seat is not None
+        try:
+            self.allowances.check_session(owner, self._sessions_of(owner, seat))
+        except ShareError:
+            if seat is not None and seat.is_free:
+                self.parking.park(seat)  # again
+            raise
         seat = seat or self._new_seat(hello, owner)
         seat.take(connection)
         self._sessions[number] = seat.session
@@ -235,7 +260,7 @@ class MiddleServer:
             await connection.send(self._welcome(seat, resumed=resumed))
             async with seat.busy:
                 if seat.is_held_by(connection):
-                    await self._run_session(connection, seat.session)
+                    await self._run_session(connection, seat.session, owner)
         except ConnectionClosed as error:
             lost = was_lost(error)
             raise
@@ -261,8 +286,14 @@ class MiddleServer:
         self.engine.fingerprint.check(Fingerprint.from_json(frame.fingerprint))
         return frame
 
+    def _sessions_of(self, owner: Owner | None, but: Seat | None) -> int:
+        """How many sessions of this token have a connection, besides the one in the seat ``but``."""
+        own = {session for session in self._sessions.values() if owner and session.holder == owner.name}
+        return len(own - {but.session} if but else own)
+
     def _new_seat(self, hello: Hello, owner: Owner | None) -> Seat:
         session = self.engine.open(hello.wire)
+        session.holder = owner.name if owner else None
         self.memory.add(session)
         self.counters.sessions_opened += 1
         return self.parking.add(session, hello.wire, owner, resumable=hello.resume is not None)
@@ -283,7 +314,7 @@ class MiddleServer:
             )
         )
 
-    async def _run_session(self, connection: ServerConnection, session: Session) -> None:
+    async def _run_session(self, connection: ServerConnection, session: Session, owner: Owner | None) -> None:
         if session.closed:  # others needed the memory before it could go on
             raise EvictedError
         queue: asyncio.Queue[Queued | Exception] = asyncio.Queue(QUEUE_STEPS)
@@ -295,13 +326,18 @@ class MiddleServer:
                 item = await self._next(queue)
                 if isinstance(item, Exception):
                     raise item
+                if wait_s := self.allowances.check_step(owner):
+                    await asyncio.wait([reader], timeout=wait_s)  # no longer than the device is there
+                self.allowances.use(owner, tokens=len(item.frame.step), num_bytes=item.num_bytes)
                 computed = await self.scheduler.compute(Job(session, item.frame.step, item.frame.payload))
                 session.unanswered -= 1
                 if computed is None:
                     self.counters.stale_steps += 1
                     continue
                 self.counters.steps += 1
-                await connection.send(result_of(item, computed))
+                answer = result_of(item, computed)
+                self.allowances.use(owner, num_bytes=len(answer))
+                await connection.send(answer)
         finally:
             reader.cancel()
             await asyncio.wait([reader])

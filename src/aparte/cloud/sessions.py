@@ -55,6 +55,8 @@ class Session(ABC):
         #: Steps that came and are not answered yet, and when the newest one came (monotonic seconds).
         self.unanswered = 0
         self.last_used = time.monotonic()
+        #: The name of the token that opened it, None where there are no tokens.
+        self.holder: str | None = None
         #: Called when the memory is needed for others.
         self.on_evict: Callable[[], None] = lambda: None
 

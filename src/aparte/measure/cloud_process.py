@@ -39,7 +39,8 @@ class CloudProcess:
             [
                 *(sys.executable, "-m", "aparte", "serve", model, "--json", "--port", "0"),
                 *(("--whole",) if cut is None else ("--cut", str(cut))),
-                *("--dtype", compute.dtype, "--device", compute.device),
+                *("--dtype", compute.dtype, "--device", compute.device, "--kv", compute.kv),
+                *(("--batch-invariant",) if compute.batch_invariant else ()),
                 *("--exit-with-parent", str(os.getpid())),
             ],
             stdin=subprocess.DEVNULL,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 from aparte.config import LinkSettings
 from aparte.errors import LinkError
 from aparte.fingerprint import Fingerprint
-from aparte.wire.websocket import WebSocketLink
+from aparte.wire.websocket import WebSocketLink, client_context
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Door:
     token: str | None = None
     ca_file: Path | None = None
     settings: LinkSettings = field(default_factory=LinkSettings)
+    pins: tuple[str, ...] = ()
 
     @property
     def host(self) -> str:
@@ -53,6 +53,7 @@ class Ping(WebSocketLink):
             width=1,
             token=door.token,
             ca_file=door.ca_file,
+            pins=door.pins,
             settings=door.settings,
         )
 
@@ -95,7 +96,7 @@ def _secured(door: Door) -> Iterator[tuple[socket.socket, float]]:
         if not door.is_tls:
             yield plain, 0.0
             return
-        context = ssl.create_default_context(cafile=door.ca_file)
+        context = client_context(door.ca_file, door.pins)
         started = time.perf_counter()
         with context.wrap_socket(plain, server_hostname=door.host) as secured:
             yield secured, (time.perf_counter() - started) * 1e3

@@ -15,6 +15,7 @@ from typing import Any
 from aparte.errors import CheckpointError
 from aparte.model.checkpoint import CONFIG, read_config
 from aparte.model.gguf import is_gguf
+from aparte.model.registry import hub_name
 
 _FOLDER = Path(__file__).parent / "presets"
 
@@ -57,10 +58,10 @@ def look_up(model: str) -> Known:
         return Known(model, model_config(GgufFile(path)).to_dict(), f"metadata of {path}")
     if path.is_file() and path.name == CONFIG:
         return Known(model, read_config(path.parent), str(path))
-    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+    if named := hub_name(model):
         from aparte.model.hub import download_config
 
-        return Known(model, read_config(download_config(model)), f"{CONFIG} of {model} on the hub")
+        return Known(model, read_config(download_config(*named)), f"{CONFIG} of {model} on the hub")
     guess = difflib.get_close_matches(model, preset_names(), n=1)
     raise CheckpointError(
         f"Unknown model {model!r}. "

@@ -17,8 +17,8 @@ GB = 1e9
 RUNTIME_BYTES = 0.5e9
 #: Rows that a side works on at a time: a chunk of the prompt.
 _WORK_ROWS = 128
-_WEIGHT_BYTES = {"float32": 4}  # the others are 16 bits wide
-_CACHE_BYTES = {"float32": 4, "packed16": 4}  # packed linears compute, and cache, in float32
+_WEIGHT_BYTES = {"float32": 4, "int8": 1}  # the others are 16 bits wide
+_CACHE_BYTES = {"float32": 4, "packed16": 4, "int8": 4}  # packed linears compute, and cache, in float32
 #: What makes a model another kind than this arithmetic is about.
 _STRANGE = ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
 

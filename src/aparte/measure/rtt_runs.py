@@ -97,6 +97,7 @@ class Reach:
     token: str | None = None
     ca_file: Path | None = None
     settings: LinkSettings = field(default_factory=LinkSettings)
+    pins: tuple[str, ...] = ()
 
 
 class Device:
@@ -121,6 +122,7 @@ class Device:
             width=self.parts.hidden_size,
             token=token or self.reach.token,
             ca_file=self.reach.ca_file,
+            pins=self.reach.pins,
             settings=self.reach.settings,
         )
 

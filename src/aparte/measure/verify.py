@@ -54,7 +54,7 @@ class Reference:
                 trust_remote_code=False,
                 use_safetensors=True,
             )
-        if precision.packed:  # the table of embeddings is kept in 16 bits there, as on the device
+        if precision.linears != "plain":  # the table of embeddings is kept in 16 bits there, as on the device
             table = model.get_input_embeddings().weight.data
             table.copy_(table.half())
         convert(model, precision)
@@ -160,6 +160,7 @@ class Report:
             "identical": unsplit.tokens == sequential.tokens == speculative.tokens,
             "speculative_is_sequential": sequential.tokens == speculative.tokens,
             "max_logit_diff": max(largest_gap(unsplit, sequential), largest_gap(unsplit, speculative)),
+            "speculative_logit_diff": largest_gap(sequential, speculative),
         }
         self.rows.append(row)
         return row
@@ -178,6 +179,11 @@ class Report:
     def speculative_is_sequential(self) -> bool:
         return all(row["speculative_is_sequential"] for row in self.rows)
 
+    @property
+    def speculative_logit_diff(self) -> float:
+        """Largest difference between sequential and speculative logits after the same text."""
+        return max((row["speculative_logit_diff"] for row in self.rows), default=0.0)
+
     def to_json(self) -> dict[str, Any]:
         """The fields of design section 8, and one row per prompt."""
         perplexity = {name: round(math.exp(nll / self._tokens[name]), 6) for name, nll in self._nll.items()}
@@ -186,6 +192,7 @@ class Report:
             "identical": self.identical,
             "speculative_is_sequential": self.speculative_is_sequential,
             "max_logit_diff": max((row["max_logit_diff"] for row in self.rows), default=0.0),
+            "speculative_logit_diff": self.speculative_logit_diff,
             "self_perplexity": perplexity,
             "prompts": len(self.rows),
             "dtype": self.dtype,

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aparte.model.invariant import Visible
 from aparte.model.ragged import Ragged
 
 #: What some families' attention does besides, and the kernel below can't. They use the library's ``eager``.
@@ -66,7 +67,7 @@ def shared_heads(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | Visible | None,
     scaling: float,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -78,6 +79,12 @@ def shared_heads(
     if more and (beyond := [name for name in BEYOND if more.get(name) is not None]):
         raise NotImplementedError(f"This attention cannot apply {beyond[0]}.")
     batch, heads, nodes, size = query.shape
+    if isinstance(attention_mask, Visible):
+        alone = [
+            shared_heads(module, query[:, :, node : node + 1], *rows, None, scaling)[0]
+            for node, rows in enumerate(attention_mask.of_each(key, value))
+        ]
+        return torch.cat(alone, dim=1), None
     if nodes == 1:
         # Heads that share keys become rows of one query, for which the kernel reads the cache once.
         grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], size)
@@ -108,10 +115,17 @@ def takes_sessions(layer: nn.Module) -> bool:
     layer says so itself or names it in a configuration."""
     if getattr(layer, "takes_sessions", False):
         return True
+    return _uses(layer, (NAME, STOCK))
+
+
+def goes_by_node(layer: nn.Module) -> bool:
+    """True if all attention in ``layer`` takes :class:`~aparte.model.invariant.Visible`."""
+    return isinstance(getattr(layer, "takes_sessions", None), bool) or _uses(layer, (NAME,))
+
+
+def _uses(layer: nn.Module, names: tuple[str, ...]) -> bool:
     configs = [module.config for module in layer.modules() if hasattr(module, "config")]
-    return bool(configs) and all(
-        getattr(config, "_attn_implementation", None) in (NAME, STOCK) for config in configs
-    )
+    return bool(configs) and all(getattr(config, "_attn_implementation", None) in names for config in configs)
 
 
 def register() -> None:

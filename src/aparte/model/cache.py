@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from aparte.config import KvName
 from aparte.errors import SlotError
+from aparte.model.kv import Rows, make_rows
 from aparte.model.tree import Layout, SlotTree
 from aparte.step import Step
 
@@ -22,11 +24,11 @@ INITIAL_ROWS = 256
 class SlotCache:
     """Keys and values of every slot for the layers ``first_layer .. first_layer + layers - 1``."""
 
-    def __init__(self, first_layer: int, layers: int, max_rows: int) -> None:
+    def __init__(self, first_layer: int, layers: int, max_rows: int, kv: KvName = "model") -> None:
         self._first_layer = first_layer
         self._max_rows = max_rows
-        self._keys: list[torch.Tensor | None] = [None] * layers  # each [1, H, rows, head_dim]
-        self._values: list[torch.Tensor | None] = [None] * layers
+        self._keys = [make_rows(kv) for _ in range(layers)]
+        self._values = [make_rows(kv) for _ in range(layers)]
         self._layout: Layout | None = None
         self.tree = SlotTree()
         #: Bytes of memory held.
@@ -48,8 +50,7 @@ class SlotCache:
     @property
     def _allocated(self) -> int:
         """Rows that there is room for; the last layer grows last."""
-        buffer = self._values[-1]
-        return 0 if buffer is None else buffer.shape[2]
+        return self._values[-1].capacity
 
     def _rows_to_hold(self, total: int) -> int:
         rows = self._allocated or min(INITIAL_ROWS, self._max_rows)
@@ -82,37 +83,29 @@ class SlotCache:
             raise SlotError("A layer stores a different number of nodes than the step announced.")
         index = layer_idx - self._first_layer
         return (
-            self._store(self._keys, index, keys, layout),
-            self._store(self._values, index, values, layout),
+            self._store(self._keys[index], keys, layout),
+            self._store(self._values[index], values, layout),
         )
 
     def check_integrity(self) -> None:
         """Raise :class:`SlotError` if rows and slots disagree. Cheap enough to call when idle."""
         self.tree.check_integrity()
-        for buffer in (*self._keys, *self._values):
-            if buffer is not None and buffer.shape[2] < self.tree.rows:
+        for rows in (*self._keys, *self._values):
+            if 0 < rows.capacity < self.tree.rows:
                 raise SlotError("The cache has fewer rows than the tree has nodes.")
 
-    def _store(
-        self, buffers: list[torch.Tensor | None], index: int, new: torch.Tensor, layout: Layout
-    ) -> torch.Tensor:
-        buffer = buffers[index]
-        if buffer is None or buffer.shape[2] < layout.total:
-            grown = new.new_zeros(1, new.shape[1], self._rows_to_hold(layout.total), new.shape[3])
-            self.nbytes += grown.nbytes
-            if buffer is not None:
-                grown[:, :, : layout.first_row] = buffer[:, :, : layout.first_row]
-                self.nbytes -= buffer.nbytes
-            buffers[index] = buffer = grown
-        buffer[:, :, layout.first_row : layout.total] = new
-        return buffer[:, :, : layout.total]
+    def _store(self, rows: Rows, new: torch.Tensor, layout: Layout) -> torch.Tensor:
+        if rows.capacity < layout.total:
+            held = rows.nbytes
+            rows.grow(new, self._rows_to_hold(layout.total), layout.first_row)
+            self.nbytes += rows.nbytes - held
+        return rows.store(new, layout.first_row)
 
-    def _compact(self, rows: list[int], to: int) -> None:
-        """Gather ``rows`` to ``to, to + 1, ...`` in every layer."""
+    def _compact(self, moves: list[int], to: int) -> None:
+        """Gather the rows ``moves`` to ``to, to + 1, ...`` in every layer."""
         index: torch.Tensor | None = None
-        for buffer in (*self._keys, *self._values):
-            if buffer is not None:
+        for rows in (*self._keys, *self._values):
+            if rows.device is not None:
                 if index is None:
-                    index = torch.tensor(rows, device=buffer.device)
-                # index_select copies first, so that overlapping rows are safe.
-                buffer[:, :, to : to + len(rows)] = buffer.index_select(2, index)
+                    index = torch.tensor(moves, device=rows.device)
+                rows.move(index, to)

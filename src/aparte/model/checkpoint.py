@@ -14,7 +14,7 @@ import json
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+#: Makes a folder a cloud shard: only the middle of a model is in it (:mod:`aparte.model.shard`).
+SHARD = "manifest.json"
 
 _AGAIN = "Download or copy it again."
 #: Bounds a lying header before anything is allocated; the format's own limit.
 _HEADER_LIMIT = 100_000_000
+_PIECE_BYTES = 1 << 20
 #: A tensor's sample is this many pieces, spread evenly from its first byte to its last.
 _SAMPLE_PIECES = 16
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -54,6 +57,11 @@ class TensorEntry:
     @property
     def num_bytes(self) -> int:
         return self.end - self.begin
+
+    @property
+    def item_bits(self) -> int:
+        """Of one number."""
+        return _DTYPE_BITS[self.dtype]
 
 
 class Checkpoint:
@@ -87,7 +95,7 @@ class Checkpoint:
 
     def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name to ``(dtype, shape)`` of every tensor whose file is here, from the headers alone."""
-        entries = {name: self._entry(name) for name, file in self._files.items() if self._is_here(file)}
+        entries = {name: self.entry(name) for name, file in self._files.items() if self._is_here(file)}
         return {name: (entry.dtype, entry.shape) for name, entry in entries.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
@@ -97,7 +105,7 @@ class Checkpoint:
         wanted = list(dict.fromkeys(names))
         by_file: defaultdict[str, list[str]] = defaultdict(list)
         for name in wanted:
-            self._entry(name)
+            self.entry(name)
             by_file[self._files[name]].append(name)
         found: dict[str, torch.Tensor] = {}
         for file, group in by_file.items():
@@ -108,7 +116,7 @@ class Checkpoint:
             except (SafetensorError, OSError) as error:
                 raise _damaged(self.folder / file, str(error)) from error
         for name in wanted:
-            self.bytes_read += self._entry(name).num_bytes
+            self.bytes_read += self.entry(name).num_bytes
             self.tensors_read.append(name)
         return {name: found[name] for name in wanted}
 
@@ -125,7 +133,7 @@ class Checkpoint:
             return None
         digest = hashlib.sha256()
         for name in names:
-            entry = self._entry(name)
+            entry = self.entry(name)
             digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
             path = self.folder / self._files[name]
             try:
@@ -139,6 +147,30 @@ class Checkpoint:
                 raise _unreadable(path, error) from error
         return digest.digest()
 
+    def raw(self, name: str) -> Iterator[bytes]:
+        """The bytes of the tensor ``name`` as they are in the file, a piece at a time."""
+        entry = self.entry(name)
+        path = self.folder / self._files[name]
+        try:
+            with path.open("rb") as file:
+                file.seek(entry.begin)
+                left = entry.num_bytes
+                while left:
+                    piece = file.read(min(left, _PIECE_BYTES))
+                    if not piece:
+                        raise _damaged(path, "it became shorter while it was read")
+                    left -= len(piece)
+                    yield piece
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    def files_of(self, names: Iterable[str]) -> tuple[Path, ...] | None:
+        """The files that hold the tensors ``names``; None if one of them is not on this machine."""
+        known = {self._files.get(name) for name in names}
+        if not known or None in known or not all(self._is_here(file) for file in known if file):
+            return None
+        return tuple(sorted(self.folder / file for file in known if file))
+
     def _locate(self) -> dict[str, str]:
         if (self.folder / WEIGHTS).exists():
             return dict.fromkeys(self._header(WEIGHTS), WEIGHTS)
@@ -151,8 +183,14 @@ class Checkpoint:
     def _is_here(self, file: str) -> bool:
         return file in self._headers or (self.folder / file).exists()
 
-    def _entry(self, name: str) -> TensorEntry:
+    def entry(self, name: str) -> TensorEntry:
+        """What the header says of the tensor ``name``. Raises :class:`CheckpointError` if it is not here."""
         file = self._files.get(name)
+        if file is None and (self.folder / SHARD).exists():
+            raise CheckpointError(
+                f"Tensor {name} is not in {self.folder}, which is a cloud shard: it holds a model's middle, "
+                "for `aparte serve`. Give the model itself."
+            )
         if file is None:
             raise CheckpointError(
                 f"Tensor {name} is not in {self.folder}. The model is of another architecture than its "

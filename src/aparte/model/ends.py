@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from aparte.model.families import Finish
-from aparte.model.linear import PackedLinear
+from aparte.model.invariant import fixed_rows
+from aparte.model.linear import packed_linear
 from aparte.model.precision import Precision
 
 
@@ -15,7 +16,7 @@ class Embedding:
 
     def __init__(self, weight: torch.Tensor, precision: Precision, scale: float = 1.0) -> None:
         """Some families multiply their embeddings by a ``scale``."""
-        stored = torch.float16 if precision.packed else precision.dtype
+        stored = torch.float16 if precision.linears != "plain" else precision.dtype
         self._scale = scale
         self._weight = weight.to(precision.device, stored)
         self._dtype = precision.dtype
@@ -46,14 +47,16 @@ class Head:
         self._norm = norm
         self._finish = finish
         self._linear: nn.Module
-        if precision.packed:
-            self._linear = PackedLinear(weight, bias)
+        if precision.linears != "plain":
+            self._linear = packed_linear(weight, bias, precision.linears)
         else:
             self._linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, "meta")
             for name, value in (("weight", weight), ("bias", bias)):
                 if value is not None:
                     there = value.to(precision.device, precision.dtype)
                     setattr(self._linear, name, nn.Parameter(there, requires_grad=False))
+        if precision.invariant:
+            self._linear = fixed_rows(self._linear)
 
     @torch.inference_mode()
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:

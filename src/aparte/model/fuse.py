@@ -20,36 +20,39 @@ import torch
 from torch import nn
 
 from aparte.model import attention
-from aparte.model.linear import PackedLinear
+from aparte.model.linear import Linears, PackedLinear, packed_linear
 
 #: Children that read the same input, in the order in which attention calls them.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 #: Children of a gated feed-forward: ``down(act(gate(x)) * up(x))``.
 GATED = ("gate_proj", "up_proj", "down_proj", "act_fn")
+#: How far a packed feed-forward may be from its original, of the original's largest output.
+_ROUNDING: dict[Linears, float] = {"packed16": 0.03, "int8": 0.1}
 
 
-def fuse(layer: nn.Module, *, packed: bool) -> None:
-    """Do all of it to a loaded decoder layer on a CPU, where it applies; ``packed`` packs its linears."""
+def fuse(layer: nn.Module, linears: Linears) -> None:
+    """Do all of it to a loaded decoder layer on a CPU, where it applies; ``linears`` that aren't plain are
+    packed."""
     _fuse_norms(layer)
     attention.install(layer, attention.NAME)
-    if packed:
-        _fuse_linears(layer)
+    if linears != "plain":
+        _fuse_linears(layer, linears)
 
 
-def joined(linears: list[nn.Linear]) -> PackedLinear:
+def joined(linears: list[nn.Linear], kind: Linears) -> PackedLinear:
     """One packed linear whose outputs are those of ``linears``, one after the other."""
     weights: list[torch.Tensor] = [linear.weight for linear in linears]
     biases: list[torch.Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    return PackedLinear(torch.cat(weights), torch.cat(biases) if biases else None)
+    return packed_linear(torch.cat(weights), torch.cat(biases) if biases else None, kind)
 
 
 class Together(nn.Module):
     """One packed linear in place of several; computes when the first of its parts is asked."""
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
+    def __init__(self, linears: list[nn.Linear], kind: Linears) -> None:
         super().__init__()
         self.widths = [linear.out_features for linear in linears]
-        self.linear = joined(linears)
+        self.linear = joined(linears, kind)
         self._newest: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
 
     def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
@@ -78,10 +81,12 @@ class Part(nn.Module):
 class FusedGated(nn.Module):
     """The gated feed-forward ``down(act(gate(x)) * up(x))`` with gate and up in one packed linear."""
 
-    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, act: nn.Module) -> None:
+    def __init__(
+        self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, act: nn.Module, kind: Linears
+    ) -> None:
         super().__init__()
-        self._gate_up = joined([gate, up])
-        self._down = PackedLinear(down.weight, down.bias)
+        self._gate_up = joined([gate, up], kind)
+        self._down = packed_linear(down.weight, down.bias, kind)
         self._act = act
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -135,32 +140,34 @@ def _fuse_norms(module: nn.Module) -> None:
             _fuse_norms(child)
 
 
-def _fuse_linears(module: nn.Module) -> None:
+def _fuse_linears(module: nn.Module, kind: Linears) -> None:
     for name, child in module.named_children():
-        if (gated := _fused_gated(child)) is not None:
+        if (gated := _fused_gated(child, kind)) is not None:
             setattr(module, name, gated)
         else:
-            _fuse_linears(child)
+            _fuse_linears(child, kind)
     linears = _plain(module, PROJECTIONS)
     if linears is not None:
-        together = Together(linears)
+        together = Together(linears, kind)
         for index, name in enumerate(PROJECTIONS):
             setattr(module, name, Part(together, index))
 
 
-def _fused_gated(module: nn.Module) -> FusedGated | None:
+def _fused_gated(module: nn.Module, kind: Linears) -> FusedGated | None:
     """None if ``module`` is something else than such a feed-forward, by its shape or by its results."""
     if sorted(name for name, _ in module.named_children()) != sorted(GATED):
         return None
     gate_up, down = _plain(module, GATED[:2]), _plain(module, GATED[2:3])
     if gate_up is None or down is None or gate_up[0].out_features != gate_up[1].out_features:
         return None
-    fused = FusedGated(gate_up[0], gate_up[1], down[0], module.get_submodule("act_fn"))
+    fused = FusedGated(gate_up[0], gate_up[1], down[0], module.get_submodule("act_fn"), kind)
     probe = torch.linspace(-1, 1, 2 * gate_up[0].in_features).view(2, -1)
     with torch.inference_mode():
-        expected, got = module(probe), fused(probe)
-    # The original still has its weights as they were stored, and ours rounds them to half precision.
-    return fused if torch.allclose(expected, got, atol=0.02 * float(expected.abs().max())) else None
+        # The original still has its weights as they were stored, and ours rounds them.
+        expected, got = module(probe.to(gate_up[0].weight.dtype)).float(), fused(probe)
+    return (
+        fused if torch.allclose(expected, got, atol=_ROUNDING[kind] * float(expected.abs().max())) else None
+    )
 
 
 def _plain(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:

@@ -54,39 +54,45 @@ def hub_cache() -> Path:
 def download(
     repo: str,
     *,
+    revision: str | None = None,
     wanted: Wanted | None = None,
     tokenizer: bool = True,
     progress: Progress | None = None,
     offline: bool = False,
 ) -> Path:
-    """The snapshot folder of ``repo`` with the files that hold ``wanted`` tensors (all without it)."""
+    """The snapshot folder of ``repo`` with the files that hold ``wanted`` tensors (all without it).
+
+    ``revision`` is a branch, a tag or a commit; the main branch without it.
+    """
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what matters of it becomes our errors
-    session = _Session(repo, progress or quiet, offline or is_offline())
+    session = _Session(repo, revision, progress or quiet, offline or is_offline())
     try:
         return session.run(wanted, tokenizer)
     except CheckpointError:
         raise
     except Exception as error:  # the hub library's errors have no base of their own
-        raise _explain(repo, session.unreachable or error, session.offline) from error
+        raise _explain(session.name, session.unreachable or error, session.offline) from error
 
 
-def download_config(repo: str, progress: Progress | None = None) -> Path:
+def download_config(repo: str, revision: str | None = None, progress: Progress | None = None) -> Path:
     """The snapshot folder of ``repo``, of which only ``config.json`` is asked for."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    session = _Session(repo, progress or quiet, is_offline())
+    session = _Session(repo, revision, progress or quiet, is_offline())
     try:
         return session.config()
     except CheckpointError:
         raise
     except Exception as error:
-        raise _explain(repo, session.unreachable or error, session.offline) from error
+        raise _explain(session.name, session.unreachable or error, session.offline) from error
 
 
 class _Session:
     """One download; every file is of the commit that the first one was of."""
 
-    def __init__(self, repo: str, progress: Progress, offline: bool) -> None:
+    def __init__(self, repo: str, revision: str | None, progress: Progress, offline: bool) -> None:
         self.repo = repo
+        self.revision = revision
+        self.name = f"{repo}@{revision}" if revision else repo
         self.progress = progress
         self.offline = offline
         self.endpoint = os.environ.get("HF_ENDPOINT") or None
@@ -121,7 +127,8 @@ class _Session:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
         try:
-            get_hf_file_metadata(hf_hub_url(self.repo, CONFIG, endpoint=self.endpoint), timeout=_REACH_S)
+            url = hf_hub_url(self.repo, CONFIG, revision=self.revision, endpoint=self.endpoint)
+            get_hf_file_metadata(url, timeout=_REACH_S)
         except (HfHubHTTPError, HFValidationError):
             return  # it answered, or was not asked; what it has to say comes with the first file
         except Exception as error:
@@ -144,7 +151,7 @@ class _Session:
             path = hf_hub_download(
                 self.repo,
                 file,
-                revision=self.commit,
+                revision=self.commit or self.revision,
                 cache_dir=hub_cache(),
                 endpoint=self.endpoint,
                 local_files_only=self.offline,
@@ -176,7 +183,7 @@ class _Session:
         """What to do about a repository without safetensors, from the files that it has."""
         from huggingface_hub import HfApi
 
-        info = HfApi(endpoint=self.endpoint).model_info(self.repo)
+        info = HfApi(endpoint=self.endpoint).model_info(self.repo, revision=self.revision)
         names = [sibling.rfilename for sibling in info.siblings or ()]
         if any(name.endswith(".gguf") for name in names):
             return "It holds GGUF files: download one of them and give its path."
@@ -246,6 +253,8 @@ def _explain(repo: str, error: Exception, offline: bool) -> CheckpointError:
         reason = (
             "is not on the hub, or is private. Check the spelling; for a private model run `hf auth login`."
         )
+    elif isinstance(error, errors.RevisionNotFoundError):
+        reason = "is not on the hub: the model has no such branch, tag or commit. Check what is after the @."
     elif isinstance(error, errors.LocalEntryNotFoundError) and offline:
         reason = (
             "is not complete on this machine, and the hub is switched off (HF_HUB_OFFLINE or offline). "

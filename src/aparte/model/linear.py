@@ -2,35 +2,116 @@
 
 ``packed16`` keeps weights as half precision in FBGEMM's packed layout and computes in float32: half the
 memory traffic of float32, which is what bounds a token step on a CPU, and no rounding of activations.
+
+``int8`` keeps weights as 8-bit integers with a scale per output, a quarter of float32, and rounds what comes
+in to 8 bits (7 where the processor's multiply-add saturates) with a scale per row. Sums of integers are
+exact, so a row's result is the same to the bit alone and among others, whatever their number.
 """
 
 from __future__ import annotations
 
+import functools
+import warnings
+from typing import Any, Literal
+
 import torch
 from torch import nn
 
-#: The overload itself, so that it is not looked up by name at every call.
-_LINEAR = torch.ops.quantized.linear_dynamic_fp16.default
+#: How linears are kept: as they come, or packed.
+Linears = Literal["plain", "packed16", "int8"]
+
+#: Most numbers that are packed at a time. A larger matrix, such as an LM head, is kept in blocks of rows.
+BLOCK = 16 * 2**20
+
+#: The packed layout pads the inputs of a matrix to a multiple of this, which widths of large models are.
+PACKED_WIDTH = 512
+
+#: The overloads themselves, so that they are not looked up by name at every call.
+_LINEAR_16 = torch.ops.quantized.linear_dynamic_fp16.default
+_LINEAR_8 = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+#: Below any magnitude that matters; keeps a row of zeros from being divided by zero.
+_TINY = 1e-30
 
 
 class PackedLinear(nn.Module):
     """``y = x W^T + b`` with ``W`` packed in half precision; ``x`` and ``y`` are float32."""
 
+    stored = "float16"
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """``weight`` may be of any number format; at most :data:`BLOCK` numbers are converted at a time."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # Contiguous float32 is what the packer wants; it rounds to half precision itself.
-        self._packed = torch.ops.quantized.linear_prepack_fp16(
-            weight.detach().float().contiguous(), None if bias is None else bias.detach().float()
-        )
+        rows = max(1, BLOCK // self.in_features)
+        # Contiguous float32 is what the packers want.
+        self._packed = [
+            self._pack(
+                weight.detach()[start : start + rows].float().contiguous(),
+                None if bias is None else bias.detach()[start : start + rows].float(),
+            )
+            for start in range(0, self.out_features, rows)
+        ]
+
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        """The packer rounds to half precision itself."""
+        return torch.ops.quantized.linear_prepack_fp16(weight, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features] -> [..., out_features]``."""
-        result: torch.Tensor = _LINEAR(x, self._packed)
-        return result
+        results: list[torch.Tensor] = [_LINEAR_16(x, packed) for packed in self._packed]
+        return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, weights=float16"
+        return f"in_features={self.in_features}, out_features={self.out_features}, weights={self.stored}"
+
+
+class Int8Linear(PackedLinear):
+    """``y = x W^T + b`` with ``W`` and, while it is multiplied, ``x`` in 8-bit integers."""
+
+    stored = "int8"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, None)
+        # Outside of the integers, because a row's own scale multiplies the product and not the bias.
+        self._bias = None if bias is None else bias.detach().float()
+        self._levels = activation_levels()
+
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        scales = weight.abs().amax(dim=1).clamp_min_(_TINY).double() / 127
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the library announces that this interface will move one day
+            zeros = torch.zeros(len(scales), dtype=torch.int64)
+            integers = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        return torch.ops.quantized.linear_prepack(integers, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., in_features] -> [..., out_features]``."""
+        largest = x.abs().amax(dim=-1, keepdim=True).clamp_min_(_TINY)
+        scaled, levels = x / largest, self._levels
+        products: list[torch.Tensor] = [
+            _LINEAR_8(scaled, 1 / levels, levels + 1, packed) for packed in self._packed
+        ]
+        product = (products[0] if len(products) == 1 else torch.cat(products, dim=-1)).mul_(largest)
+        return product if self._bias is None else product.add_(self._bias)
+
+
+@functools.cache
+def activation_levels() -> int:
+    """Largest magnitude of an activation as an integer here: 127, or 63 where pairs of products saturate.
+
+    Processors without a multiply-add for 8 bits add two products in 16 bits, which the largest values
+    overflow. Found by multiplying just those.
+    """
+    scales, zeros = torch.full((8,), 1 / 127, dtype=torch.float64), torch.zeros(8, dtype=torch.int64)
+    integers = torch.quantize_per_channel(torch.ones(8, 64), scales, zeros, 0, torch.qint8)
+    packed = torch.ops.quantized.linear_prepack(integers, None)
+    product = _LINEAR_8(torch.ones(1, 64), 1 / 127, 128, packed)
+    return 127 if torch.allclose(product, torch.full_like(product, 64.0), rtol=1e-3) else 63
+
+
+def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, linears: Linears) -> PackedLinear:
+    """A packed linear of the kind ``linears``, which isn't plain."""
+    return Int8Linear(weight, bias) if linears == "int8" else PackedLinear(weight, bias)
 
 
 def packed_available() -> bool:
@@ -39,15 +120,16 @@ def packed_available() -> bool:
         return False
     try:
         PackedLinear(torch.zeros(8, 8), None)(torch.zeros(1, 8))
+        Int8Linear(torch.zeros(8, 8), None)(torch.zeros(1, 8))
     except RuntimeError:
         return False
     return True
 
 
-def pack_linears(module: nn.Module) -> None:
+def pack_linears(module: nn.Module, linears: Linears = "packed16") -> None:
     """Replace every ``nn.Linear`` below ``module`` by a packed one, freeing the original as it goes."""
     for name, child in module.named_children():
         if type(child) is nn.Linear:
-            setattr(module, name, PackedLinear(child.weight, child.bias))
+            setattr(module, name, packed_linear(child.weight, child.bias, linears))
         else:
-            pack_linears(child)
+            pack_linears(child, linears)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from aparte.config import Compute, Cut
-from aparte.errors import CheckpointError
+from aparte.errors import CheckpointError, UserError
 from aparte.model import attention
 from aparte.model.checkpoint import Checkpoint
 from aparte.model.ends import Embedding as Embedding
@@ -32,6 +32,7 @@ from aparte.model.families import (
     windows_of,
 )
 from aparte.model.fuse import fast_norm
+from aparte.model.heap import trim
 from aparte.model.layer import fast_layer
 from aparte.model.naming import Naming
 from aparte.model.precision import Precision as Precision
@@ -131,7 +132,7 @@ class Blueprint:
 
     def all_names(self) -> tuple[str, ...]:
         """Tensors of the whole model; tied weights are one."""
-        embed, head = self._end_names()
+        embed, head = self.end_names()
         rest = (name for name in self._state_names if name != f"{self._anatomy.head}.weight")
         names = self._naming.stored(rest)
         return (*names, head) if head != embed else names
@@ -145,7 +146,8 @@ class Blueprint:
             layer = self.empty_layer(index)
             self._fill(layer, f"{self._anatomy.decoder}.layers.{index}.")
             if not self.fused and self.family.known:
-                attention.install(layer, attention.STOCK)  # the same one, for several sessions too
+                # The same one, for several sessions too; or the one that can go node by node.
+                attention.install(layer, attention.NAME if self.precision.invariant else attention.STOCK)
             modules.append(layer)
         if progress:
             progress(label, len(layers), len(layers))
@@ -162,6 +164,11 @@ class Blueprint:
         rotary = rotary.to(self.precision.device)
         if self.fused and self.family.plain:
             modules = [fast_layer(module, rotary) for module in modules]
+        if self.precision.invariant and not all(attention.goes_by_node(module) for module in modules):
+            raise UserError(
+                f"--batch-invariant does not work with model family {self.config.model_type!r}: the library "
+                "computes its attention for all nodes at once. Leave the option out."
+            )
         numbers = range(first_layer, first_layer + len(modules))
         kinds = getattr(self.config, "layer_types", None) if self._anatomy.rotary_by_kind else None
         return Stage(
@@ -174,23 +181,28 @@ class Blueprint:
             max_context=self.max_context,
             dtype=self.precision.dtype,
             device=self.precision.device,
+            kv=self.precision.kv,
+            invariant=self.precision.invariant,
         )
 
     def ends(self) -> tuple[Embedding, Head]:
         """Load the embedding, and the final norm with the LM head. Tied weights are read once."""
-        embed_name, head_name = self._end_names()
+        embed_name, head_name = self.end_names()
         weight = self.checkpoint.read([embed_name])[embed_name]
         head_weight = weight if head_name == embed_name else self.checkpoint.read([head_name])[head_name]
-        return self._embedding(weight), self._head(head_weight, self._head_bias())
+        ends = self._embedding(weight), self._head(head_weight, self._head_bias())
+        del weight, head_weight
+        trim()
+        return ends
 
     def embedding(self) -> Embedding:
         """Load the embedding alone."""
-        name, _ = self._end_names()
+        name, _ = self.end_names()
         return self._embedding(self.checkpoint.read([name])[name])
 
     def draft_head(self, tokens: torch.Tensor) -> Head:
         """The final norm with the rows of the LM head that belong to ``tokens`` ``[V']``."""
-        _, name = self._end_names()
+        _, name = self.end_names()
         bias = self._head_bias()
         rows = self.checkpoint.read([name])[name][tokens]
         return self._head(rows, None if bias is None else bias[tokens])
@@ -207,7 +219,7 @@ class Blueprint:
         name = f"{self._anatomy.head}.bias"
         return self._naming.read([name])[name] if name in self._state_names else None
 
-    def _end_names(self) -> tuple[str, str]:
+    def end_names(self) -> tuple[str, str]:
         """Checkpoint names of embedding and LM head; the same one if they are tied."""
         embed, head = self._naming.stored(
             (f"{self._anatomy.embedding}.weight", f"{self._anatomy.head}.weight")
@@ -235,6 +247,8 @@ class Blueprint:
             ) from error
         module.requires_grad_(False)
         convert(module, self.precision, fused=self.fused)
+        if self.precision.linears != "plain":
+            trim()
 
 
 def _config_of(checkpoint: Checkpoint) -> Any:

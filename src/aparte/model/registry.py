@@ -21,9 +21,9 @@ from aparte.model.needed import Wanted
 
 FORMS = (
     f"MODEL is {DEFAULT_MODEL}, a folder with {CONFIG} and safetensors, a GGUF file, "
-    "or a hub id of the form owner/name."
+    "or a hub id of the form owner/name or owner/name@revision."
 )
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,28 @@ def resolve(
         raise CheckpointError(f"{model[:200]} cannot be looked at: {error}. Check the path.") from error
     if is_here:
         return _resolve_path(path, progress)
-    if _looks_like_a_path(model):
+    if _looks_like_a_path(model) and not _HUB_ID.fullmatch(model):
         raise CheckpointError(f"There is no file or folder {model}. Check the path. {FORMS}")
-    if _HUB_ID.fullmatch(model):
-        return hub.download(model, wanted=wanted, tokenizer=tokenizer, progress=progress, offline=offline)
+    if named := hub_name(model):
+        repo, revision = named
+        return hub.download(
+            repo,
+            revision=revision,
+            wanted=wanted,
+            tokenizer=tokenizer,
+            progress=progress,
+            offline=offline,
+        )
     known = [entry.name for entry in available()]
     guess = difflib.get_close_matches(model, known, n=1)
     hint = f" Did you mean {guess[0]}?" if guess else f" Known here: {', '.join(known)}."
     raise CheckpointError(f"Unknown model {model!r}.{hint} {FORMS}")
+
+
+def hub_name(model: str) -> tuple[str, str | None] | None:
+    """Repository and revision of ``owner/name`` or ``owner/name@revision``; None if it is something else."""
+    match = _HUB_ID.fullmatch(model)
+    return (match[1], match[2]) if match else None
 
 
 def available() -> list[ModelEntry]:

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from aparte.config import KvName
 from aparte.errors import SlotError
 from aparte.model import attention
 from aparte.model.cache import SlotCache
+from aparte.model.invariant import Visible
 from aparte.model.ragged import SharedCache
 from aparte.model.tree import Layout
 from aparte.step import Step
@@ -68,17 +70,22 @@ class Stage:
         device: torch.device,
         rotary_kinds: tuple[str, ...] | None = None,
         cache_name: str = "cache",
+        kv: KvName = "model",
+        invariant: bool = False,
     ) -> None:
         """``windows[i]`` is the sliding window of the i-th layer of this stage, None for full attention.
 
         ``rotary_kinds[i]`` is what ``rotary`` calls that layer's kind, in models where it asks. Layers take
-        their cache as the argument ``cache_name``.
+        their cache as the argument ``cache_name``, which keeps keys and values as ``kv`` says. With
+        ``invariant`` the layers' attention takes :class:`~aparte.model.invariant.Visible` as a mask.
         """
         self._layers = layers
         self._rotary = rotary
         self._windows = windows
         self._kinds: tuple[str | None, ...] = rotary_kinds or (None,) * len(layers)
         self._cache_name = cache_name
+        self._kv: KvName = kv
+        self._invariant = invariant
         self._first_layer = first_layer
         self.max_context = max_context
         self.dtype = dtype
@@ -93,7 +100,7 @@ class Stage:
 
     def new_cache(self, max_pending: int = 4096) -> SlotCache:
         """An empty cache for one session, for a full context and ``max_pending`` nodes below it."""
-        return SlotCache(self._first_layer, len(self._layers), self.max_context + max_pending)
+        return SlotCache(self._first_layer, len(self._layers), self.max_context + max_pending, self._kv)
 
     def forward(self, cache: SlotCache, step: Step, hidden: torch.Tensor) -> torch.Tensor:
         """Run the layers over the step's nodes: ``[n, D] -> [n, D]``, in this stage's dtype."""
@@ -179,14 +186,17 @@ class Stage:
         rotary: tuple[torch.Tensor, ...] = self._rotary(states, position_ids=positions, **more)
         return rotary
 
-    def _mask(self, layout: Layout, positions: torch.Tensor, window: int | None) -> torch.Tensor | None:
+    def _mask(
+        self, layout: Layout, positions: torch.Tensor, window: int | None
+    ) -> torch.Tensor | Visible | None:
         """Who sees whom, ``[1, 1, n, total]``, or None if everybody sees everything.
 
         It is added to the scores: 0 for what a node sees, -inf for the rest. A bool mask would be turned
         into that by every layer anew. A node sees the committed prefix, its ancestors and itself; with a
         sliding window only those closer than ``window`` positions, as ``transformers`` counts too.
         """
-        if layout.sees_everything and (window is None or max(layout.positions) < window):
+        short = window is None or max(layout.positions) < window
+        if layout.sees_everything and short and not self._invariant:
             # One node that sees all rows: attention needs no mask. (With several nodes this can't be.)
             return None
         mask = torch.zeros(len(positions), layout.total, dtype=self.dtype, device=self.device)
@@ -197,7 +207,7 @@ class Stage:
                 self.device
             )
             mask.masked_fill_(depths <= positions[:, None] - window, float("-inf"))
-        return mask[None, None]
+        return Visible(mask) if self._invariant else mask[None, None]
 
 
 def _joined(inputs: list[_Inputs]) -> _Inputs:

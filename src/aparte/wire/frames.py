@@ -84,10 +84,14 @@ class ResultFrame:
 
 @dataclass(frozen=True)
 class ErrorFrame:
-    """Either side: the session ends. ``code`` is one of :data:`ERROR_CODES`."""
+    """Either side: the session ends. ``code`` is one of :data:`ERROR_CODES`.
+
+    With ``retry_after_s`` the sender asks to be left alone for so many seconds; 0 asks for nothing.
+    """
 
     code: str
     message: str
+    retry_after_s: float = 0.0
 
 
 Frame = Hello | Welcome | StepFrame | ResultFrame | ErrorFrame
@@ -137,6 +141,8 @@ def encode(frame: Frame) -> bytes:
             payload = frame.payload
         case ErrorFrame():
             header = {"k": "error", "code": frame.code, "message": frame.message}
+            if frame.retry_after_s:
+                header["after"] = round(frame.retry_after_s, 1)
             payload = b""
     text = json.dumps(header, separators=(",", ":")).encode()
     return b"".join((_LENGTH.pack(len(text)), text, payload))
@@ -261,7 +267,10 @@ def _read_result(header: dict[str, Any], payload: memoryview) -> ResultFrame:
 
 def _read_error(header: dict[str, Any], payload: memoryview) -> ErrorFrame:
     _empty(payload)
-    return ErrorFrame(_string(header, "code", 32), _string(header, "message", 2000))
+    after_s = header.get("after", 0)
+    if type(after_s) not in (int, float) or not 0 <= after_s < 1e6:
+        raise FrameError("Header field 'after' is out of range.")
+    return ErrorFrame(_string(header, "code", 32), _string(header, "message", 2000), float(after_s))
 
 
 _READERS: dict[str, Callable[[dict[str, Any], memoryview], Frame]] = {

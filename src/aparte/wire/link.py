@@ -67,7 +67,10 @@ _BY_CODE: dict[str, type[AparteError]] = {
 
 def error_from(frame: ErrorFrame, where: str) -> AparteError:
     """The exception that an error frame stands for."""
-    return _BY_CODE.get(frame.code, LinkError)(f"{where} says: {printable(frame.message)}")
+    error = _BY_CODE.get(frame.code, LinkError)(f"{where} says: {printable(frame.message)}")
+    if isinstance(error, LinkError):
+        error.retry_after_s = frame.retry_after_s
+    return error
 
 
 def printable(text: str) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
@@ -44,6 +46,8 @@ from aparte.wire.frames import (
 from aparte.wire.link import error_from, printable
 
 PING_INTERVAL_S = 20.0
+#: How often the way to a cloud is measured before it is compared with others.
+PINGS = 3
 
 
 class WebSocketLink:
@@ -61,8 +65,13 @@ class WebSocketLink:
         pins: Sequence[str] = (),
         settings: LinkSettings | None = None,
         deadline: Deadline | None = None,
+        manifest: Callable[[], str] | None = None,
     ) -> None:
-        """``deadline`` is the answer's; no wait for a step goes beyond it."""
+        """``deadline`` is the answer's; no wait for a step goes beyond it.
+
+        ``manifest`` works out what a shard's manifest has to be, empty if that can't be known here. It is
+        asked if the cloud serves a shard.
+        """
         try:
             uri = parse_uri(url)
         except (InvalidURI, ValueError):
@@ -81,12 +90,13 @@ class WebSocketLink:
         self._url = url
         self._host = uri.host
         self._fingerprint = fingerprint
+        self._manifest = manifest
         self._wire = wire
         self._token = token
         self._settings = settings or LinkSettings()
         self._deadline = deadline or Deadline()
         self._resume = ""  # the session's name, by which a new connection finds it
-        self._ssl = _client_context(ca_file, pins) if uri.secure else None
+        self._ssl = client_context(ca_file, pins) if uri.secure else None
         self._max_bytes = MAX_NODES * width * 4 + MAX_HEADER_BYTES
         self._socket: ClientConnection | None = None
         self._max_nodes = MAX_NODES
@@ -114,6 +124,25 @@ class WebSocketLink:
         except BaseException:
             self.close()
             raise
+
+    def measure(self) -> float:
+        """Milliseconds of the fastest of a few pings over a connection of their own, without a greeting.
+
+        Raises :class:`LinkError` or :class:`DoorError` if there is no way in.
+        """
+        connection = self._connect()
+        try:
+            times = []
+            for _ in range(PINGS):
+                started = time.perf_counter()
+                if not connection.ping().wait(self._connect_s):
+                    raise LinkError(f"{self.where} does not answer pings.")
+                times.append((time.perf_counter() - started) * 1e3)
+        except ConnectionClosed as error:
+            raise self._gone(error) from error
+        finally:
+            connection.close()
+        return min(times)
 
     def send(self, message: bytes) -> None:
         if self._socket is None:
@@ -145,7 +174,7 @@ class WebSocketLink:
         frame = decode(message)
         if isinstance(frame, ErrorFrame):
             self._drop()
-            raise error_from(frame, self.where)
+            raise self._told(frame)
         return frame, len(message)
 
     def close(self) -> None:
@@ -218,8 +247,11 @@ class WebSocketLink:
         status = response.status_code
         if status in (401, 403):
             return DoorError(f"{self.where} refused the token. Give the server's token with --token-file.")
-        if status == 503:
-            full = LinkError(f"{self.where} is full. Try again later.")
+        if status in (429, 503):
+            told = printable(bytes(response.body or b"")[:300].decode(errors="replace").strip())
+            full = LinkError(
+                f"{self.where} is full. Try again later." if status == 503 else f"{self.where} says: {told}"
+            )
             with contextlib.suppress(ValueError):
                 asked = float(response.headers.get("Retry-After", "0"))
                 full.retry_after_s = min(max(0.0, asked), self._settings.longest_wait_s)
@@ -242,7 +274,10 @@ class WebSocketLink:
                 "Install the same version of aparte on both."
             )
         served = {key: printable(value) for key, value in frame.fingerprint.items()}
-        self._fingerprint.check(Fingerprint.from_json(served))
+        theirs = Fingerprint.from_json(served)
+        self._fingerprint.check(theirs)
+        if theirs.manifest and self._manifest is not None:
+            replace(self._fingerprint, manifest=self._manifest()).check(theirs)
         self._max_nodes = min(frame.max_nodes, MAX_NODES)
         self.max_context = frame.max_context
         self.cloud_dtype = printable(frame.dtype)
@@ -250,13 +285,20 @@ class WebSocketLink:
         self._resume = frame.resume
         return resumed
 
+    def _told(self, frame: ErrorFrame) -> AparteError:
+        """What the cloud says, with no longer a wait than the settings allow."""
+        error = error_from(frame, self.where)
+        if isinstance(error, LinkError):
+            error.retry_after_s = min(error.retry_after_s, self._settings.longest_wait_s)
+        return error
+
     def _last_word(self, socket: ClientConnection) -> AparteError | None:
         """Why the cloud closed the connection, if it said so in an answer that nobody has read yet."""
         try:
             while True:
                 frame = decode(socket.recv(timeout=0, decode=False))
                 if isinstance(frame, ErrorFrame):
-                    return error_from(frame, self.where)
+                    return self._told(frame)
         except (ConnectionClosed, TimeoutError, FrameError):
             return None
 
@@ -267,7 +309,8 @@ class WebSocketLink:
         return LinkError(f"{self.where} went away{f' ({reason})' if reason else ''}.")
 
 
-def _client_context(ca_file: Path | None, pins: Sequence[str]) -> ssl.SSLContext:
+def client_context(ca_file: Path | None, pins: Sequence[str]) -> ssl.SSLContext:
+    """How a device does TLS: with whoever has a pinned certificate, else one of an authority."""
     if pins:
         return PinnedContext.of(pins)
     try:

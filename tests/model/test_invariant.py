@@ -1,0 +1,76 @@
+"""``--batch-invariant``: a node's numbers are the same to the bit, whatever is computed beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from aparte.config import Compute, Cut, Decoding
+from aparte.device import open_writer
+from aparte.errors import UserError
+from aparte.measure.verify import Written, write_split
+from aparte.model.invariant import BLOCK, FixedRows, Visible, fix_rows
+from aparte.model.linear import Int8Linear, packed_available
+from aparte.model.parts import Blueprint
+from tiny import save_tiny, tiny_model
+
+DTYPES = ["float32", "bfloat16"] + (["packed16", "int8"] if packed_available() else [])
+
+
+def both(folder: Path, compute: Compute) -> tuple[Written, Written]:
+    """The same answer one token per step, and many nodes per step."""
+    writer = open_writer(Blueprint.open(folder, compute), "tiny", Cut(1, 2), wire="float32")
+    prompt = writer.codec.encode("the cat sat on the mat and the dog sat on the log and the cat")
+    modes = (Decoding("sequential"), Decoding("auto", max_nodes=13, in_flight=1))
+    sequential, speculative = (write_split(writer, prompt, mode, 40) for mode in modes)
+    return sequential, speculative
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*(("llama", dtype) for dtype in DTYPES), ("mistral", "bfloat16")]
+)
+def test_logits_are_equal_to_the_bit(tmp_path: Path, family: str, dtype: str) -> None:
+    folder = save_tiny(family, tmp_path)
+    sequential, speculative = both(folder, Compute(dtype, "cpu", batch_invariant=True))  # type: ignore[arg-type]
+    assert sequential.tokens == speculative.tokens
+    assert torch.equal(sequential.logits, speculative.logits)
+
+
+def test_a_node_sees_its_own_past_in_order() -> None:
+    hidden = float("-inf")
+    mask = torch.tensor([[0, 0, 0, hidden, hidden], [0, 0, hidden, 0, hidden], [0, 0, hidden, 0, 0]])
+    keys = torch.arange(5.0).view(1, 1, 5, 1)
+    seen = [rows.flatten().tolist() for rows, _ in Visible(mask).of_each(keys, keys)]
+    assert seen == [[0, 1, 2], [0, 1, 3], [0, 1, 3, 4]]
+
+
+@pytest.mark.parametrize("rows", [1, BLOCK, BLOCK + 3])
+def test_fixed_rows_compute_the_same(rows: int) -> None:
+    linear = torch.nn.Linear(16, 24)
+    holder = torch.nn.Sequential(linear)
+    fix_rows(holder)
+    fix_rows(holder)  # a second time changes nothing
+    fixed = holder[0]
+    assert isinstance(fixed, FixedRows)
+    assert (fixed.in_features, fixed.out_features) == (16, 24)
+    x = torch.randn(2, rows, 16)
+    torch.testing.assert_close(fixed(x), linear(x))
+    for place in range(rows):
+        assert torch.equal(fixed(x[:1, place : place + 1]), fixed(x)[:1, place : place + 1])
+
+
+@pytest.mark.skipif(not packed_available(), reason="this CPU has no packed kernels")
+def test_integers_need_no_blocks() -> None:
+    holder = torch.nn.Sequential(torch.nn.Sequential())
+    holder[0].append(Int8Linear(torch.randn(8, 8), None))
+    fix_rows(holder)
+    assert isinstance(holder[0][0], Int8Linear)
+
+
+def test_attention_of_the_library_is_refused(tmp_path: Path) -> None:
+    tiny_model("gemma2").save_pretrained(tmp_path)
+    blueprint = Blueprint.open(tmp_path, Compute("float32", "cpu", batch_invariant=True))
+    with pytest.raises(UserError, match=r"--batch-invariant does not work with model family 'gemma2'"):
+        blueprint.stage(range(1, 2))

@@ -1,0 +1,84 @@
+"""Linears in 8-bit integers: how far they are off, and that a row does not depend on its neighbours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from aparte.config import Compute
+from aparte.model.linear import Int8Linear, activation_levels, pack_linears, packed_available, packed_linear
+from aparte.model.parts import Blueprint
+
+pytestmark = pytest.mark.skipif(not packed_available(), reason="this CPU has no packed kernels")
+
+
+def by_hand(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    """The same arithmetic with integers as float64 numbers, which hold them exactly."""
+    levels = activation_levels()
+    of_weight = weight.abs().amax(1, keepdim=True).double() / 127
+    of_input = x.abs().amax(-1, keepdim=True)
+    inputs = (x / of_input / torch.tensor(1 / levels)).round().double()
+    product = inputs @ (weight.double() / of_weight).round().T * of_weight.T / levels * of_input.double()
+    return product if bias is None else product + bias
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_it_is_integer_arithmetic(biased: bool) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(48, 96), torch.randn(7, 96) * torch.logspace(-6, 6, 7)[:, None]
+    bias = torch.randn(48) if biased else None
+    got = Int8Linear(weight, bias)(x)
+    expected = by_hand(weight, bias, x)
+    assert torch.allclose(got.double(), expected, rtol=2e-5, atol=1e-5 * float(x.abs().max()) * 1e-6 + 1e-5)
+    exact = nn.functional.linear(x, weight, bias)
+    error = (got - exact).norm(dim=-1) / exact.norm(dim=-1)
+    # Rounding to n levels is off by a third of a level's half in the mean; every row has its own scale.
+    assert error.max() < 0.03
+
+
+@pytest.mark.parametrize("rows", [2, 5, 16, 33])
+def test_a_row_is_the_same_alone_and_among_others(rows: int) -> None:
+    linear = Int8Linear(torch.randn(200, 96), torch.randn(200))
+    x = torch.randn(rows, 96)
+    together = linear(x)
+    for row in range(rows):
+        assert torch.equal(linear(x[row : row + 1]), together[row : row + 1])
+
+
+def test_the_largest_values_do_not_overflow() -> None:
+    """Pairs of products saturate on some processors: all weights and inputs at their largest."""
+    linear = Int8Linear(torch.ones(16, 512), None)
+    torch.testing.assert_close(linear(torch.ones(3, 512)), torch.full((3, 16), 512.0), rtol=1e-3, atol=0)
+
+
+def test_rows_of_zeros_and_of_tiny_numbers() -> None:
+    weight = torch.randn(24, 40)
+    weight[3] = 0
+    linear = Int8Linear(weight, None)
+    assert torch.equal(linear(torch.zeros(2, 40)), torch.zeros(2, 24))
+    tiny = linear(torch.full((1, 40), 1e-20))
+    assert torch.isfinite(tiny).all()
+    assert float(tiny[0, 3]) == 0
+
+
+def test_every_linear_is_replaced() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 4, bias=False)))
+    pack_linears(module, "int8")
+    assert all(isinstance(child, Int8Linear) for child in (module[0], module[1][0]))
+    assert not isinstance(packed_linear(torch.randn(8, 8), None, "packed16"), Int8Linear)
+
+
+def test_a_model_in_int8_is_near_the_same_in_float32(llama_folder: Path) -> None:
+    tokens = torch.tensor([5, 9, 200])
+    outputs = []
+    for dtype in ("float32", "int8"):
+        blueprint = Blueprint.open(llama_folder, Compute(dtype, "cpu"))  # type: ignore[arg-type]
+        assert blueprint.precision.name == dtype
+        embed, head = blueprint.ends()
+        outputs.append(head(embed(tokens)))
+    assert outputs[1].dtype == torch.float32
+    error = (outputs[1] - outputs[0]).norm() / outputs[0].norm()
+    assert 0 < error < 0.03
