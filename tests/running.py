@@ -35,13 +35,14 @@ def running_server(
     tls: ssl.SSLContext | None = None,
     name: str = "tiny",
     whole: bool = False,
+    inner: bool = False,
 ) -> Iterator[tuple[MiddleServer, str]]:
     """Serve the middle of the model in ``folder``, or the ``whole`` of it; yields the server and its URL."""
     blueprint = Blueprint.open(folder, compute)
     engine = (
         load_verifier(blueprint, name, limits)
         if whole
-        else load_engine(blueprint, cut or Cut(), name, limits)
+        else load_engine(blueprint, cut or Cut(), name, limits, inner=inner)
     )
     server = MiddleServer(engine, token=token, keys=keys, tls=tls)
     loop = asyncio.new_event_loop()

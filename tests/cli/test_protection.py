@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aparte.config import Compute
+from aparte.config import Compute, Cut
 from aparte.model.parts import Blueprint
 from aparte.privacy.restore import restore
 from aparte.privacy.verdict import keep
@@ -40,6 +40,28 @@ def test_rounding_and_shape_leave_the_text_alone_in_every_mode(aparte: Command, 
     assert len({step["bytes_up"] for step in shaped["steps"][1:]}) == 1
 
 
+def test_each_session_draws_a_cut_and_writes_the_same(aparte: Command, llama_folder: Path) -> None:
+    given = ("generate", llama_folder, "the cat", *EXACT, "--json", "--cut", "1,1")
+    plain = aparte(*given).json
+    drawn = [aparte(*given, "--defence", "random-cut:1-4").json for _ in range(6)]
+    assert all(answer["token_ids"] == plain["token_ids"] for answer in drawn)
+    cuts = {answer["cut"] for answer in drawn}
+    assert cuts <= {"1,1", "2,1", "3,1", "4,1"}
+    assert len(cuts) > 1, "six alike draws of four come once in a thousand runs"
+
+
+def test_one_cloud_serves_the_cut_that_was_drawn(aparte: Command, llama_folder: Path) -> None:
+    given = ("generate", llama_folder, "the cat", *EXACT, "--cut", "1,1", "--defence", "random-cut:3-4")
+    with running_server(llama_folder, Cut(1, 1), inner=True) as (_, url):
+        result = aparte(*given, "--cloud", url)
+    assert result.code == 0, result.err
+    assert "The cut of this session is" in result.err
+    with running_server(llama_folder, Cut(1, 1)) as (_, url):
+        refused = aparte(*given, "--cloud", url)
+    assert refused.code == 2
+    assert "--inner-cuts" in refused.err
+
+
 def test_noise_runs(aparte: Command, llama_folder: Path) -> None:
     result = aparte("generate", llama_folder, "the cat", *EXACT, "--defence", "noise:1000000", "--json")
     assert result.code == 0
@@ -50,7 +72,10 @@ def test_noise_runs(aparte: Command, llama_folder: Path) -> None:
     ("options", "sentence"),
     [
         (["--defence", "magic"], "Known: none"),
-        (["--defence", "random-cut:2-3"], "audited, not set"),
+        (["--defence", "random-cut:1-3"], "Draw from 2 on"),
+        (["--defence", "random-cut:2-9"], "leaves nothing for the cloud"),
+        (["--defence", "random-cut:2-3", "--target", "draft"], "--target split"),
+        (["--spacy-model", "en_core_web_sm"], "--spacy-model finds names for --pseudonyms"),
         (["--defence", "int8", "--target", "draft"], "--target split"),
         (["--constant-shape", "8", "--target", "local"], "--target split"),
         (["--constant-shape", "x"], "16@200"),

@@ -45,6 +45,7 @@ def test_a_port_in_use_is_a_sentence(aparte: Command, llama_folder: Path) -> Non
         (["--cut", "4,4"], "leaves nothing for the cloud"),
         (["--tls-cert", "/nowhere.pem"], "both --tls-cert and --tls-key"),
         (["--idle", "0"], "must be positive"),
+        (["--inner-cuts", "--whole"], "has no use with --whole"),
         (["--port", "70000"], "--port"),
         (["--kv-memory", "2TB"], "not an amount of memory"),
         (["--session-memory", "much"], "not an amount of memory"),

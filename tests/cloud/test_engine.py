@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from aparte.cloud.batch import run_alone
+from aparte.cloud.batch import Job, Share, run_alone
 from aparte.cloud.engine import Engine
 from aparte.cloud.load import load_engine
-from aparte.cloud.sessions import LimitError, Session
+from aparte.cloud.sessions import Computed, LimitError, Session
 from aparte.config import Cut, ServerLimits
-from aparte.errors import FrameError, SlotError, UserError, WireOverflowError
+from aparte.errors import FrameError, MismatchError, SlotError, UserError, WireOverflowError
+from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint
 from aparte.model.stage import Stage
 from aparte.step import ROOT, Step, chain_parents
@@ -210,3 +212,55 @@ def test_probing_finds_a_middle_that_does_not_work(engine: Engine) -> None:
 
 def test_chains_of_the_tests_are_well_formed() -> None:
     assert chain(3, 5, 2).step == Step(3, 0, 5, 6, (5, 6))
+
+
+@pytest.fixture(scope="module")
+def hosting(llama_folder: Path) -> Engine:
+    return load_engine(Blueprint.open(llama_folder, FLOAT32), Cut(1, 1), "tiny", LIMITS, inner=True)
+
+
+class TestInnerCuts:
+    """Sessions that use some of the hosted layers: 2 to 4 of a model of six."""
+
+    def test_a_part_computes_what_a_server_of_its_own_would(self, hosting: Engine, engine: Engine) -> None:
+        assert torch.equal(
+            run(hosting.open("float32", "2,2"), links(ROOT, 0, 4)),
+            run(engine.open("float32"), links(ROOT, 0, 4)),
+        )
+
+    def test_sessions_of_several_cuts_in_one_pass(self, hosting: Engine) -> None:
+        cuts = ("2,2", "", "2,2", "3,1")
+        sessions = [hosting.open("float32", cut) for cut in cuts]
+        step, payload = links(ROOT, 0, 3), random_payload(3, 9)
+        outcomes = hosting.run_pass([Share(Job(session, step, payload), 3) for session in sessions])
+        alone = [
+            run_alone(hosting.open("float32", cut), step, payload).payload
+            for cut in ("2,2", "", "2,2", "3,1")
+        ]
+        for outcome, payload_alone in zip(outcomes, alone, strict=True):
+            assert isinstance(outcome, Computed)
+            got, wanted = (
+                torch.frombuffer(bytearray(data), dtype=torch.float32)
+                for data in (outcome.payload, payload_alone)
+            )
+            assert torch.allclose(got, wanted, atol=1e-5)
+
+    def test_it_holds_no_cache_for_layers_that_it_does_not_use(self, hosting: Engine) -> None:
+        part, whole = hosting.open("float32", "2,3"), hosting.open("float32")
+        for session in (part, whole):
+            run(session, links(ROOT, 0, 3))
+        assert part.nbytes * len(whole.stage.layer_indices) == whole.nbytes * len(part.stage.layer_indices)
+
+    @pytest.mark.parametrize("cut", ["0,1", "1,0", "3,3", "5,1", "9,9", "2", "2,2,2", " 2,2", "x", "9" * 250])
+    def test_what_is_not_inside_is_refused(self, hosting: Engine, llama_folder: Path, cut: str) -> None:
+        blueprint = Blueprint.open(llama_folder, FLOAT32)
+        asked = replace(take_fingerprint(blueprint, Cut(2, 2), "tiny"), cut=cut)
+        with pytest.raises(MismatchError, match="cuts tiny at 1,1"):
+            hosting.check(asked)
+        assert len(hosting._parts) <= 4
+
+    def test_other_weights_of_the_part_are_noticed(self, hosting: Engine, llama_folder: Path) -> None:
+        asked = take_fingerprint(Blueprint.open(llama_folder, FLOAT32), Cut(2, 2), "tiny")
+        hosting.check(asked)
+        with pytest.raises(MismatchError, match="different weights"):
+            hosting.check(replace(asked, tensors="0" * 32))

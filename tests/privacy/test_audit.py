@@ -11,11 +11,10 @@ import pytest
 
 from aparte.privacy import settings as settings_module
 from aparte.privacy.report import verdict
+from aparte.privacy.sample import PERSONAL_DOMAIN, SENTENCE_DOMAIN
 from aparte.privacy.settings import ATTACK_NAMES, Scale
 from aparte.privacy.store import FILE
 from cli.command import Command
-
-pytestmark = pytest.mark.slow
 
 TINY = Scale(
     cuts=("2,2", "1,3"),
@@ -25,7 +24,7 @@ TINY = Scale(
     length=10,
     conversations=2,
     answer=4,
-    seconds=2.0,
+    seconds=60.0,  # no limit to reach: the same training every time
     steps=20,
     descents=1,
     traffic_prompts=3,
@@ -50,10 +49,15 @@ def stable(results: dict[str, Any]) -> Any:
     return json.loads(re.sub(r'"(seconds|speed_ratio)": [\d.]+', r'"\1": 0', text))
 
 
+@pytest.mark.slow
 def test_everything_is_in_the_report_and_it_goes_on(
     aparte: Command, llama_folder: Path, tmp_path: Path
 ) -> None:
-    words = ("audit", llama_folder, "--quick", "--dtype", "float32", "--out", tmp_path, "--json")
+    questions = tmp_path / "questions.jsonl"
+    rows = [{"turns": [f"What is {number}?"], "category": "qa"} for number in range(3)]
+    questions.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    words = ("audit", llama_folder, "--quick", "--dtype", "float32", "--out", tmp_path, "--json",
+             "--questions", questions)  # fmt: skip
     first = aparte(*words)
     assert first.code == 0, first.err
     results = first.json
@@ -66,6 +70,16 @@ def test_everything_is_in_the_report_and_it_goes_on(
     assert all(row["top1"] == 1 for row in exact if row["defence"] in ("none", "int8"))
     plain = [row for row in results["defences"] if row["name"] == "depth"]
     assert all((row["perplexity_ratio"], row["agreement"]) == (1, 1) for row in plain)
+
+    domains = {row["trained_on"] for row in results["attacks"] if row.get("trained_on", "all") != "all"}
+    assert domains == {SENTENCE_DOMAIN, PERSONAL_DOMAIN}
+    for domain in domains:
+        tested = [row["tested_on"] for row in results["attacks"] if row.get("trained_on") == domain]
+        assert sorted(tested) == sorted(domains), "each is tested on itself and on the other"
+    watched = {row["defence"]: row for row in results["attacks"] if row["name"] == "traffic"}
+    assert watched.keys() == {"none", "constant-shape:9"}
+    assert all(row["questions"] == 3 and row["answers_same"] == 1 for row in plain)
+    assert "parts, about" in first.err
 
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<img ") == page.count('src="data:image/svg+xml;base64,') == 2
@@ -81,6 +95,9 @@ def test_everything_is_in_the_report_and_it_goes_on(
     # Half of it is lost; the rest is not made again, and the result is the same.
     lines = (tmp_path / FILE).read_text(encoding="utf-8").splitlines()
     (tmp_path / FILE).write_text("\n".join(lines[: len(lines) // 2]) + "\n", encoding="utf-8")
+    half = aparte(*words, "--finished-only").json
+    assert 0 < half["unfinished"] < len(lines)
+    assert len(half["attacks"]) < len(results["attacks"])
     again = aparte(*words)
     assert stable(again.json) == stable(results) | {"seconds": 0}
     kept = (tmp_path / FILE).read_text(encoding="utf-8").splitlines()
@@ -121,6 +138,8 @@ def test_own_text_and_chosen_parts(aparte: Command, llama_folder: Path, tmp_path
         (("--cuts", "4-4"), "not of the form"),
         (("--attacker-tokens", "3"), "needs 100"),
         (("--text", "missing.txt"), "cannot be read"),
+        (("--questions", "missing.txt"), "cannot be read"),
+        (("--finished-only",), "No part of this audit is finished"),
         (("--wire", "morse"), "Unknown wire format"),
         (("--defences", "random-cut:2-9"), "leaves nothing for the cloud"),
     ],

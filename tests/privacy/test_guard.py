@@ -11,19 +11,20 @@ import torch
 from aparte.answer import Writer
 from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
 from aparte.device import open_writer
-from aparte.errors import UserError
+from aparte.errors import MismatchError, UserError
 from aparte.model.parts import Blueprint
 from aparte.privacy.defences import Noise, Quantised
-from aparte.privacy.guard import Guard, open_guard, parse_setting
+from aparte.privacy.guard import Guard, check_draws, draw_cut, open_guard, protect
 from aparte.privacy.paths import gaussian
+from aparte.privacy.protection import Protection
 from aparte.speculate.drafter import make_drafter
 from aparte.step import ROOT, Step
 from aparte.target.split import SplitTarget
 from aparte.wire.frames import StepFrame, decode
 from aparte.wire.tensors import TensorCodec
-from dialogue import open_link
+from dialogue import open_link, unsplit_tokens
 from relay import relay_to
-from running import running_server
+from running import FLOAT32, running_server
 
 SECRET = bytes(range(32))
 WIDTH = 32
@@ -96,11 +97,49 @@ def test_rounding_is_that_of_the_defence() -> None:
 
 
 def test_what_can_be_set() -> None:
-    assert parse_setting("int4").setting == "int4"
-    with pytest.raises(UserError, match="audited, not set"):
-        parse_setting("random-cut:2-8")
+    assert draw_cut("int4", Cut(2, 2)) == Cut(2, 2)
     with pytest.raises(UserError, match="Known: none"):
-        parse_setting("magic")
+        draw_cut("magic", Cut(2, 2))
+
+
+class TestRandomCut:
+    def test_sessions_draw_from_all_of_the_range_and_keep_the_back(self) -> None:
+        drawn = {draw_cut("random-cut:2-4", Cut(2, 1)) for _ in range(200)}
+        assert drawn == {Cut(2, 1), Cut(3, 1), Cut(4, 1)}
+
+    def test_layers_that_the_cloud_does_not_host_are_not_drawn(self) -> None:
+        with pytest.raises(UserError, match="Draw from 3 on"):
+            draw_cut("random-cut:2-4", Cut(3, 1))
+
+    def test_a_range_that_the_model_does_not_have_is_refused_whatever_is_drawn(self) -> None:
+        check_draws("random-cut:2-4", Cut(2, 1), 6)
+        with pytest.raises(UserError, match="leaves nothing for the cloud"):
+            check_draws("random-cut:2-5", Cut(2, 1), 6)
+
+    def test_a_cut_that_nobody_drew_is_no_defence(self, writer: Writer) -> None:
+        protect(writer.target, Protection("random-cut:2-3"), writer.codec)
+        with pytest.raises(UserError, match="did not draw"):
+            protect(writer.target, Protection("random-cut:3-4"), writer.codec)
+
+    def test_one_server_serves_every_cut_that_is_drawn(self, llama_folder: Path) -> None:
+        """The text is the unsplit model's at each, also where sessions of several cuts are there at once."""
+        blueprint = Blueprint.open(llama_folder, FLOAT32)
+        cuts = (Cut(2, 1), Cut(3, 1), Cut(4, 1), Cut(2, 2))
+        with running_server(llama_folder, Cut(2, 1), inner=True) as (_, url):
+            writers = [open_writer(blueprint, "tiny", cut, cloud=url, wire="float32") for cut in cuts]
+            texts = [tokens(writer, "auto") for writer in writers]
+            for writer in writers:
+                writer.target.close()
+            with pytest.raises(MismatchError, match="cuts tiny at 2,1, the other side at 1,1"):
+                open_writer(blueprint, "tiny", Cut(1, 1), cloud=url, wire="float32")
+        assert texts == [unsplit_tokens(llama_folder, tuple(range(20, 50)), 16)] * len(cuts)
+
+    def test_a_server_that_allows_no_part_says_how_it_would(self, llama_folder: Path) -> None:
+        with (
+            running_server(llama_folder, Cut(2, 1)) as (_, url),
+            pytest.raises(MismatchError, match="--inner-cuts"),
+        ):
+            open_writer(Blueprint.open(llama_folder, FLOAT32), "tiny", Cut(3, 1), cloud=url, wire="float32")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The accounting against theorem 8 integrated numerically, and against published values."""
+"""The accounting against Google's library, theorem 8 integrated numerically, and published values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 
 import mpmath
 import pytest
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from aparte.errors import UserError
 from aparte.privacy.noise import delta_of, gaussian_sigma
@@ -23,8 +25,25 @@ def reference_delta(sigma: float, epsilon: float) -> float:
         return float(mpmath.quad(excess, [start, start + 2 * s, start + 10 * s, start + 40 * s]))
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 20.0, 200.0])
-@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+EPSILONS = pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 20.0, 200.0])
+DELTAS = pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+
+
+@EPSILONS
+@DELTAS
+def test_the_reference_library_finds_the_same(epsilon: float, delta: float) -> None:
+    """dp-accounting: its delta of our noise, and the noise that it would take itself."""
+    sigma = gaussian_sigma(epsilon, delta, sensitivity=3.0)
+    theirs = GaussianPrivacyLoss(sigma, sensitivity=3.0)
+    assert theirs.get_delta_for_epsilon(epsilon) == pytest.approx(delta, rel=1e-6)
+    assert delta_of(sigma, epsilon, 3.0) == pytest.approx(delta, rel=1e-6)
+    wanted = DifferentialPrivacyParameters(epsilon, delta)
+    chosen = GaussianPrivacyLoss.from_privacy_guarantee(wanted, sensitivity=3.0)
+    assert sigma == pytest.approx(chosen.standard_deviation, rel=1e-5)
+
+
+@EPSILONS
+@DELTAS
 def test_the_smallest_sigma_has_just_that_delta(epsilon: float, delta: float) -> None:
     sigma = gaussian_sigma(epsilon, delta)
     assert reference_delta(sigma, epsilon) == pytest.approx(delta, rel=1e-6)

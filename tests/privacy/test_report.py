@@ -38,10 +38,36 @@ def results() -> dict[str, Any]:
 
 
 def test_the_best_attack_counts_and_no_baseline_does() -> None:
-    first, second, third = verdict(results())
+    first, second, third, frontier = verdict(results())
     assert "(vocabulary, cut 2,2) recovered 97.0 % of the tokens of the prompt" in first
     assert "(completion, cut 2,2) recovered 100.0 % of the tokens of the answer" in second
     assert "int8 at cut 2,2: 95.0 % by vocabulary" in third
+    assert "(int8, cut 2,2) still gives away 95.0 %" in frontier
+
+
+def test_a_defence_that_costs_the_text_is_not_called_one_that_keeps_it() -> None:
+    found = results()
+    found["defences"][0]["perplexity_ratio"] = 1.03
+    assert verdict(found)[-1] == "No setting that was measured keeps perplexity within 2.0 %."
+
+
+def test_what_is_unfinished_is_said(tmp_path: Path) -> None:
+    write_report(results() | {"unfinished": 5}, tmp_path)
+    assert "5 of its parts are not finished" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    write_report(results(), tmp_path)
+    assert "not finished" not in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_in_and_out_of_domain(tmp_path: Path) -> None:
+    found = results()
+    for trained, tested, share in (("a", "a", 0.9), ("a", "b", 0.5), ("b", "a", 0.45), ("b", "b", 0.8)):
+        found["attacks"].append(attack("mlp", share) | {"trained_on": trained, "tested_on": tested})
+    write_report(found, tmp_path)
+    told = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| trained on | tokens | tested on a | tested on b |" in told
+    assert "| a | 880 | 90.0 % | 50.0 % |" in told
+    assert "| b | 880 | 45.0 % | 80.0 % |" in told
+    assert "| 2 | 58.8 % | 30.0 % |" in told, "which stays the figure of text of all domains"
 
 
 def test_text_is_escaped_and_figures_are_there(tmp_path: Path) -> None:

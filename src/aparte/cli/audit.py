@@ -29,8 +29,16 @@ def audit(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Text to attack and to train attackers on: lines, or JSON with full_text and spans. May be "
-            "repeated. By default a small sample that ships.",
+            help="Text to attack and to train attackers on: lines, or JSON with full_text and spans or "
+            "with turns. May be repeated: each file is a domain. By default a small sample that ships.",
+            show_default=False,
+        ),
+    ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Questions as in Spec-Bench (.jsonl with turns): whether defences change the answers.",
             show_default=False,
         ),
     ] = None,
@@ -51,7 +59,7 @@ def audit(
         int | None,
         typer.Option(
             metavar="N",
-            help="Most tokens of own text for an attacker. By default 100000, with --quick 3000.",
+            help="Most tokens of own text for an attacker. By default 1000000, with --quick 3000.",
             show_default=False,
         ),
     ] = None,
@@ -64,6 +72,10 @@ def audit(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few minutes instead of over an hour.")] = False,
+    finished_only: Annotated[
+        bool,
+        typer.Option("--finished-only", help="Attack nothing: report what interrupted runs finished."),
+    ] = False,
     wire: options.Wire = "auto",
     seed: Annotated[int, typer.Option(help="Of the split, the noise and the training.")] = 0,
     dtype: options.Dtype = Compute.dtype,
@@ -85,6 +97,7 @@ def audit(
         model,
         cuts=tuple(map(Cut.parse, (cuts or "").split())),
         texts=tuple(text or ()),
+        questions=questions,
         attacks=_names(attacks),
         defences=_names(defences),
         attacker_tokens=attacker_tokens,
@@ -96,7 +109,8 @@ def audit(
     check_plots()
     with progress_bar() as progress:
         folder = resolve(model, progress=progress)
-        results = run_audit(folder, settings, Compute(dtype, device), out, progress)  # type: ignore[arg-type]
+        compute = Compute(dtype, device)  # type: ignore[arg-type]
+        results = run_audit(folder, settings, compute, out, progress, note, finished_only=finished_only)
     write_report(results, out)
     for sentence in verdict(results):
         note(sentence)

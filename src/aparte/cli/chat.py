@@ -13,7 +13,7 @@ from aparte.cli import options
 from aparte.cli.drafting import choose_decoding, drafter_for
 from aparte.cli.generate import restored, stream, summarize
 from aparte.cli.output import PrefillBar, note, print_json
-from aparte.cli.protection import check, open_pseudonyms, report_cadence
+from aparte.cli.protection import open_pseudonyms, report_cadence, settle
 from aparte.cli.remember import check_remember
 from aparte.cli.setup import Setup, connect
 from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling, Stopping
@@ -53,6 +53,7 @@ def chat(
     constant_shape: options.Shape = None,
     private_ends: options.Ends = None,
     pseudonyms: options.NameList = None,
+    spacy_model: options.SpacyModel = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
     kv: options.Kv = Compute.kv,
@@ -73,7 +74,9 @@ def chat(
 
     Reads lines from standard input; with --json it prints one JSON object per answer.
     """
-    where = Cut.parse(cut)
+    protection = Protection.parse(target, defence, constant_shape, private_ends)
+    hosted = Cut.parse(cut)
+    where = settle(protection, hosted)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     decoding, drafting = choose_decoding(
         target,
@@ -93,10 +96,8 @@ def chat(
         remember=remember,
     )
     check_remember(decoding, remember)
-    protection = Protection.parse(target, defence, constant_shape, private_ends)
     decoding = protection.limit(decoding)
-    check(protection)
-    names = open_pseudonyms(pseudonyms, quiet=json)
+    names = open_pseudonyms(pseudonyms, quiet=json, spacy_model=spacy_model)
     hide: Callable[[str], str] = names.hide if names else str
     stopping = Stopping(max_new_tokens, tuple(map(hide, stop or ())))
     setup = Setup(
@@ -120,6 +121,7 @@ def chat(
         target=target,
         drafting=drafting,
         protection=protection,
+        hosted=hosted,
     )
     # What the model sees, stand-ins and all, so that a follow-up begins with what the cloud holds.
     start = [{"role": "system", "content": hide(system)}] if system else []

@@ -15,7 +15,7 @@ from aparte.address import format_address, is_loopback
 from aparte.cli import options
 from aparte.cli.drafting import choose_decoding
 from aparte.cli.output import note, print_json, progress_bar
-from aparte.cli.protection import check, privacy_line
+from aparte.cli.protection import check_draws, privacy_line, settle
 from aparte.cli.setup import DRAFT_LINE
 from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling
 from aparte.errors import UserError
@@ -88,7 +88,9 @@ def gateway(
             f"{host} can be reached from other machines, and anybody there could use the gateway. Give a key "
             "with --api-key-file, or listen on 127.0.0.1."
         )
-    where = Cut.parse(cut)
+    protection = Protection.parse(target, defence, constant_shape, private_ends)
+    hosted = Cut.parse(cut)
+    where = settle(protection, hosted)
     decoding, drafting = choose_decoding(
         target,
         model,
@@ -105,9 +107,7 @@ def gateway(
         linked=bool(cloud),
         remember=False,
     )
-    protection = Protection.parse(target, defence, constant_shape, private_ends)
     decoding = protection.limit(decoding)
-    check(protection)
     with contextlib.ExitStack() as stack:
         # Before the model is loaded: a port that is taken should show at once.
         listener = stack.enter_context(_listen(host, port))
@@ -144,12 +144,13 @@ def gateway(
                 notice=notices.append,
             )
         stack.callback(ready.close)
+        check_draws(defence, hosted, ready.blueprint.layers)
         for notice in notices:
             note(notice)
         if not json and target == "draft":
             note(DRAFT_LINE)
         elif not json and cloud:
-            note(privacy_line(ready.blueprint, where, defence, ready.ends))
+            note(privacy_line(ready.blueprint, hosted, defence, ready.ends))
         name = Path(model).name if Path(model).exists() else model
         url = f"http://{format_address(listener.getsockname()[:2])}"
         if not is_loopback(host):

@@ -13,7 +13,7 @@ import typer
 from aparte.cli import options
 from aparte.cli.drafting import choose_decoding, drafter_for
 from aparte.cli.output import PrefillBar, RoundTripMarks, note, print_json, write
-from aparte.cli.protection import check, open_pseudonyms, report_cadence
+from aparte.cli.protection import open_pseudonyms, report_cadence, settle
 from aparte.cli.remember import check_remember
 from aparte.cli.setup import Setup, connect
 from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling, Stopping
@@ -56,6 +56,7 @@ def generate(
     constant_shape: options.Shape = None,
     private_ends: options.Ends = None,
     pseudonyms: options.NameList = None,
+    spacy_model: options.SpacyModel = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
     kv: options.Kv = Compute.kv,
@@ -76,7 +77,9 @@ def generate(
 
     With --target draft the whole model runs on the cloud, which then sees the text, and this device drafts.
     """
-    where = Cut.parse(cut)
+    protection = Protection.parse(target, defence, constant_shape, private_ends)
+    hosted = Cut.parse(cut)
+    where = settle(protection, hosted)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     decoding, drafting = choose_decoding(
         target,
@@ -96,15 +99,13 @@ def generate(
         remember=remember,
     )
     check_remember(decoding, remember)
-    protection = Protection.parse(target, defence, constant_shape, private_ends)
     decoding = protection.limit(decoding)
     text = options.read_text(prompt)
     if raw and system:
         raise UserError(
             "--system belongs to a conversation; with --raw there is none. Leave one of them out."
         )
-    check(protection)
-    names = open_pseudonyms(pseudonyms, quiet=json)
+    names = open_pseudonyms(pseudonyms, quiet=json, spacy_model=spacy_model)
     hide: Callable[[str], str] = names.hide if names else str
     text, system = hide(text), hide(system) if system else None
     stopping = Stopping(max_new_tokens, tuple(map(hide, stop or ())))
@@ -129,6 +130,7 @@ def generate(
         target=target,
         drafting=drafting,
         protection=protection,
+        hosted=hosted,
     )
     with connect(setup, quiet=json) as writer:
         if raw:

@@ -139,7 +139,10 @@ Remember = Annotated[
     typer.Option("--remember", help="Keep what the drafter learns, on this device; see aparte forget."),
 ]
 Defence = Annotated[
-    str, typer.Option(help="Done to what is sent, split mode: none, int8 to int2, noise:EPSILON.")
+    str,
+    typer.Option(
+        help="Split mode, for what is sent: none, int8 to int2, noise:EPSILON, random-cut:LOW-HIGH."
+    ),
 ]
 Shape = Annotated[
     str | None,
@@ -166,6 +169,15 @@ NameList = Annotated[
         metavar="FILE",
         help="Replace the names in FILE, and numbers and addresses, before the model sees them; restore "
         "them in the answer.",
+        show_default=False,
+    ),
+]
+SpacyModel = Annotated[
+    str | None,
+    typer.Option(
+        "--spacy-model",
+        metavar="NAME",
+        help="spaCy model by which Presidio finds names for --pseudonyms: an installed one, or a folder.",
         show_default=False,
     ),
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aparte.cli.output import note
+from aparte.errors import UserError
 from aparte.privacy.protection import Protection
 
 if TYPE_CHECKING:
@@ -38,12 +39,23 @@ def privacy_line(blueprint: Blueprint, cut: Cut, defence: str, ends: PrivateEnds
     return PRIVACY_LINE if verdict is None else verdict.sentence(defence)
 
 
-def check(protection: Protection) -> None:
-    """Raise :class:`UserError` for a defence that there is not, before anything is loaded."""
-    if protection.defence != Protection.defence:
-        from aparte.privacy.guard import parse_setting
+def settle(protection: Protection, cut: Cut) -> Cut:
+    """The cut of this session: ``cut``, or one that the defence draws.
 
-        parse_setting(protection.defence)
+    Raises :class:`UserError` for a defence that there is not, before anything is loaded.
+    """
+    if protection.defence == Protection.defence:
+        return cut
+    from aparte.privacy.guard import draw_cut
+
+    return draw_cut(protection.defence, cut)
+
+
+def check_draws(defence: str, hosted: Cut, layers: int) -> None:
+    """Raise :class:`UserError` if the defence could draw a cut that the model does not have."""
+    from aparte.privacy import guard
+
+    guard.check_draws(defence, hosted, layers)
 
 
 def apply(protection: Protection, writer: Writer) -> None:
@@ -64,19 +76,30 @@ def report_cadence(writer: Writer, quiet: bool) -> None:
         )
 
 
-def open_pseudonyms(file: Path | None, quiet: bool) -> Pseudonyms | None:
+def open_pseudonyms(file: Path | None, quiet: bool, spacy_model: str | None = None) -> Pseudonyms | None:
     """The pseudonyms of one conversation, with the names in ``file``; None without one."""
     if file is None:
+        if spacy_model is not None:
+            raise UserError("--spacy-model finds names for --pseudonyms. Give that too, or leave it out.")
         return None
     from aparte.privacy.finders import Finder, find_patterns, read_names
     from aparte.privacy.presidio import PresidioMissing, presidio_finder
     from aparte.privacy.pseudonyms import Pseudonyms
 
-    names, more = read_names(file), "and what Presidio finds"
+    names = read_names(file)
     finders: list[Finder] = [find_patterns]
     try:
-        finders.append(presidio_finder())
+        finder, model = presidio_finder(spacy_model)
+        finders.append(finder)
+        more = (
+            f"and what Presidio finds with the language model {model}"
+            if model
+            else "and the numbers that Presidio knows. Other names stay as they are: there is no language "
+            "model of spaCy to find them (python -m spacy download en_core_web_lg fetches one)"
+        )
     except PresidioMissing as missing:
+        if spacy_model is not None:
+            raise UserError(f"--spacy-model needs Presidio. {missing}.") from None
         more = f"and nothing else ({missing})"
     if not quiet:
         note(

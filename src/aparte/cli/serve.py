@@ -36,6 +36,10 @@ def serve(
     whole: Annotated[
         bool, typer.Option("--whole", help="Serve all of MODEL, for draft mode: this server sees the text.")
     ] = False,
+    inner_cuts: Annotated[
+        bool,
+        typer.Option("--inner-cuts", help="Let a session use fewer of the hosted layers, for random-cut."),
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
@@ -130,6 +134,8 @@ def serve(
     where = None if whole else _cut_of(model, cut)
     if whole and cut != str(Cut()):
         raise UserError("--cut has no use with --whole, which serves the model in one piece. Leave one out.")
+    if whole and inner_cuts:
+        raise UserError("--inner-cuts has no use with --whole, where there is no cut. Leave one out.")
     compute = Compute(dtype, device, kv, batch_invariant)  # type: ignore[arg-type]
 
     keys, shown_token = _open_keys(tokens, token)
@@ -153,7 +159,7 @@ def serve(
             else:
                 from aparte.cloud.load import load_engine
 
-                engine = load_engine(blueprint, where, model, limits, progress)
+                engine = load_engine(blueprint, where, model, limits, progress, inner=inner_cuts)
             engine.probe()
             return engine
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from aparte.cli.output import note, progress_bar
-from aparte.cli.protection import apply, privacy_line
+from aparte.cli.protection import apply, check_draws, privacy_line
 from aparte.config import Compute, Cut, Decoding, Drafting, LinkSettings
 from aparte.errors import UserError
 from aparte.privacy.protection import Protection
@@ -45,6 +45,8 @@ class Setup:
     target: str = "split"
     drafting: Drafting = field(default_factory=Drafting)
     protection: Protection = field(default_factory=Protection)
+    #: The cut at which the cloud hosts the middle; a defence can draw another one for this session.
+    hosted: Cut | None = None
 
     @property
     def emulated(self) -> bool:
@@ -82,6 +84,8 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         notices: list[str] = []
         weightless = setup.target == "draft" and bool(clouds)
         blueprint = Blueprint.open(folder, setup.compute, weightless=weightless)
+        if setup.hosted is not None:
+            check_draws(setup.protection.defence, setup.hosted, blueprint.layers)
         if child is not None:
             clouds, token = (child.url(),), child.token
             progress("starting the cloud", 1, 1)
@@ -103,7 +107,9 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         if not quiet and setup.target == "draft":
             note(DRAFT_LINE)
         elif not quiet and clouds:
-            note(privacy_line(blueprint, setup.cut, setup.protection.defence, ends))
+            note(privacy_line(blueprint, setup.hosted or setup.cut, setup.protection.defence, ends))
+            if setup.hosted not in (None, setup.cut):
+                note(f"The cut of this session is {setup.cut}.")
         yield writer
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from aparte.cloud.engine import Engine
 from aparte.config import Cut, ServerLimits
+from aparte.fingerprint import Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
 from aparte.model.shard import check_cut, check_shard, is_shard, read_manifest
@@ -17,10 +18,13 @@ def load_engine(
     name: str,
     limits: ServerLimits | None = None,
     progress: Progress | None = None,
+    *,
+    inner: bool = False,
 ) -> Engine:
     """The engine for the middle of ``blueprint`` at ``cut``; ``name`` is what people call the model.
 
     A shard is looked through first: one that holds more or less than its manifest says is not served.
+    With ``inner`` sessions may ask for some of its layers, at a cut of their own.
     """
     folder = blueprint.checkpoint.folder
     manifest = None
@@ -39,4 +43,10 @@ def load_engine(
         blueprint.hidden_size,
         limits,
         blueprint.precision.name,
+        (lambda asked: _part_of(fingerprint, take_fingerprint(blueprint, asked, name))) if inner else None,
     )
+
+
+def _part_of(whole: Fingerprint, part: Fingerprint) -> Fingerprint:
+    """A part's fingerprint; a shard's manifest covers the whole alone, but says what model it is."""
+    return replace(part, name=whole.name, revision=whole.revision)

@@ -283,7 +283,7 @@ class MiddleServer:
                 f"This server speaks protocol {PROTOCOL_VERSION}, the device {frame.version}. "
                 "Install the same version of aparte on both."
             )
-        self.engine.fingerprint.check(Fingerprint.from_json(frame.fingerprint))
+        self.engine.check(Fingerprint.from_json(frame.fingerprint))
         return frame
 
     def _sessions_of(self, owner: Owner | None, but: Seat | None) -> int:
@@ -292,7 +292,7 @@ class MiddleServer:
         return len(own - {but.session} if but else own)
 
     def _new_seat(self, hello: Hello, owner: Owner | None) -> Seat:
-        session = self.engine.open(hello.wire)
+        session = self.engine.open(hello.wire, Fingerprint.from_json(hello.fingerprint).cut)
         session.holder = owner.name if owner else None
         self.memory.add(session)
         self.counters.sessions_opened += 1
@@ -305,7 +305,7 @@ class MiddleServer:
     def _welcome(self, seat: Seat, *, resumed: bool) -> bytes:
         return encode(
             Welcome(
-                self.engine.fingerprint.to_json(),
+                self.engine.served(seat.session).to_json(),
                 max_nodes=self.engine.limits.max_nodes_per_step,
                 max_context=self.engine.max_context,
                 dtype=self.engine.dtype,

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,9 @@ from aparte.model.cache import SlotCache
 from aparte.model.stage import Stage
 from aparte.step import Step
 from aparte.wire.tensors import TensorCodec
+
+if TYPE_CHECKING:
+    from aparte.cloud.engine import Part
 
 
 class LimitError(UserError):
@@ -43,6 +47,8 @@ class Session(ABC):
 
     #: A layer whose output :meth:`finish` wants as well.
     tap: int | None = None
+    #: Which of the hosted layers it is served, if not all of them.
+    part: Part | None = None
 
     def __init__(self, stage: Stage, limits: ServerLimits) -> None:
         self.stage = stage

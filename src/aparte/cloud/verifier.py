@@ -163,9 +163,9 @@ class Verifier(Engine):
     def max_message_bytes(self) -> int:
         return self.limits.max_nodes_per_step * NODE_BYTES + HEAD_BYTES + self.limits.header_bytes
 
-    def open(self, wire: str) -> VerifierSession:
+    def new_session(self, stage: Stage, wire: str) -> VerifierSession:
         codec = TensorCodec(wire, self._width)
-        return VerifierSession(self._stage, self._embed, self._head, self._vocab_size, codec, self.limits)
+        return VerifierSession(stage, self._embed, self._head, self._vocab_size, codec, self.limits)
 
     def probe(self) -> None:
         """Have one token verified, so that "ready" means it works."""

@@ -7,6 +7,7 @@ per kind of layer (paper A, section 4.2, has the client send these; here they ne
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +98,17 @@ class Stage:
     def layer_indices(self) -> range:
         """Which layers of the model these are."""
         return range(self._first_layer, self._first_layer + len(self._layers))
+
+    def part(self, layers: range) -> Stage:
+        """Some of the layers, contiguous, as a stage of their own that shares the weights."""
+        if not layers or layers.start not in self.layer_indices or layers.stop > self.layer_indices.stop:
+            raise ValueError(f"layers {layers} are not among {self.layer_indices}")
+        chosen = slice(layers.start - self._first_layer, layers.stop - self._first_layer)
+        part = copy.copy(self)
+        part._layers = nn.ModuleList(list(self._layers)[chosen])
+        part._first_layer = layers.start
+        part._windows, part._kinds = self._windows[chosen], self._kinds[chosen]
+        return part
 
     def new_cache(self, max_pending: int = 4096) -> SlotCache:
         """An empty cache for one session, for a full context and ``max_pending`` nodes below it."""

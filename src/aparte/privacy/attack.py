@@ -7,7 +7,7 @@ An attack sees :class:`~aparte.privacy.observe.Seen` sessions without looking at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,7 +15,13 @@ import torch
 from aparte.model.parts import Progress
 from aparte.privacy.observe import Observer, Seen
 
+#: Texts that are watched together.
+TOGETHER = 16
+
 Target = Literal["prompt", "answer"]
+
+#: Instead of a domain: the attacker's text, or what is attacked, is of all of them.
+ALL = "all"
 
 
 @dataclass
@@ -40,23 +46,14 @@ class Case:
         """Sessions of the attacker's own text, whose tokens it knows: ``tokens`` of them, or all allowed."""
         wanted = min(self.tokens, tokens or self.tokens)
         have = sum(len(seen.tokens) for seen in self._pairs)
-        if have < wanted:
-            more: list[Sequence[int]] = []
-            for text in self.corpus[len(self._pairs) :]:
-                if have >= wanted:
-                    break
-                more.append(text)
-                have += len(text)
+        while have < wanted and len(self._pairs) < len(self.corpus):
+            # Always the same texts together: what somebody asked for before must not change a figure.
+            start = len(self._pairs)
             # Another seed than the victims', or their noise would come again.
-            mine = Observer(
-                self.observer.specimen,
-                self.observer.cut,
-                self.observer.wire,
-                self.observer.defence,
-                self.observer.seed + 1_000_003 + len(self._pairs),
-                self.observer.device,
-            )
-            self._pairs += mine.watch(more, label="the attacker's own text", progress=self.progress)
+            mine = replace(self.observer, seed=self.observer.seed + 1_000_003 + start)
+            self._pairs += mine.watch(self.corpus[start : start + TOGETHER])
+            have += sum(len(seen.tokens) for seen in self._pairs[start:])
+            self.progress("the attacker's own text", min(have, wanted), wanted)
         chosen: list[Seen] = []
         left = wanted
         for seen in self._pairs:

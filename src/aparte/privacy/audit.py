@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,33 +21,48 @@ from aparte.device import open_writer, wire_format
 from aparte.errors import UserError
 from aparte.model.parts import Blueprint, Progress
 from aparte.privacy import traffic, verdict
-from aparte.privacy.attack import Attack, Case
+from aparte.privacy.attack import ALL, Attack, Recovered
 from aparte.privacy.baselines import Frequency, LanguageModelOnly, Uniform
 from aparte.privacy.completion import Completion, LogitLens
 from aparte.privacy.defence import Defence
-from aparte.privacy.defences import Nothing, parse_defence
+from aparte.privacy.defences import Noise, parse_defence
+from aparte.privacy.estimate import Estimate
 from aparte.privacy.gradient import Gradient
 from aparte.privacy.linear import Linear
+from aparte.privacy.material import Material
 from aparte.privacy.metrics import score
 from aparte.privacy.mlp import PAPER_SAMPLES, Mlp
-from aparte.privacy.observe import Observer, Seen
 from aparte.privacy.price import price
 from aparte.privacy.private_audit import PrivatePlaces
-from aparte.privacy.private_ends import fits
+from aparte.privacy.private_ends import PrivateEndsDefence, fits
+from aparte.privacy.questions import answers, load_questions, unchanged
 from aparte.privacy.sample import sample_passages
 from aparte.privacy.sequence import SequenceInverter
 from aparte.privacy.settings import ADAPTIVE_NAMES, ATTACK_NAMES, AuditSettings
 from aparte.privacy.shape import ConstantShape, ShapeSettings
-from aparte.privacy.specimen import Specimen, bounds_of
 from aparte.privacy.store import Store
-from aparte.privacy.texts import Passage, cut_to_length, load_passages, split
+from aparte.privacy.texts import Passage, load_passages
 from aparte.privacy.vocabulary import SOME, Vocabulary
 from aparte.target.split import SplitTarget
-from aparte.text.tokenizer import Codec
 
-#: Texts that are read to set a defence's clipping, and to measure its price.
-CALIBRATION_TEXTS = 12
-LEAST_TOKENS = 6
+#: The turn of what takes long.
+LAST = 2
+
+Rows = list[dict[str, Any]]
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of the audit that is kept once it is finished. ``seconds`` is an estimate.
+
+    Parts go by their ``turn``: an audit that is interrupted has the quick ones of every cut and defence.
+    """
+
+    key: str
+    seconds: float
+    make: Callable[[], Rows]
+    turn: int = 0
 
 
 class Audit:
@@ -69,104 +84,164 @@ class Audit:
         for setting, first in self._places():
             for cut in parse_defence(setting).cuts(first):
                 cut.check(blueprint.layers)
-        self._private = PrivatePlaces(blueprint, self._defences, self._cuts, settings.attacker_ends)
-        self._wire = wire_format(settings.wire, blueprint)
-        self._codec = Codec(blueprint.checkpoint.folder)
         passages = [p for file in settings.texts for p in load_passages(file)] or sample_passages(
             settings.seed
         )
-        self._victims, self._others = split(passages, scale.victims + CALIBRATION_TEXTS, settings.seed)
-        self._victims, self._quiet = self._victims[CALIBRATION_TEXTS:], self._victims[:CALIBRATION_TEXTS]
-        if not self._victims:
-            raise UserError(
-                "There is too little text for an audit. Give a --text with a hundred lines or more."
-            )
-        self._store = Store(folder, self._fingerprint(passages))
-        self._specimen: Specimen | None = None
-        self._observed: dict[tuple[str, str], Case] = {}
+        questions = load_questions(settings.questions) if settings.questions else []
+        self._private = PrivatePlaces(blueprint, self._defences, self._cuts, settings.attacker_ends)
+        wire = wire_format(settings.wire, blueprint)
+        self._material = Material(
+            blueprint, settings, wire, passages, questions, self._places(), progress, self._private
+        )
+        self._plain: dict[Cut, list[torch.Tensor]] = {}
+        self._store = Store(folder, self._fingerprint(passages, [question.text for question in questions]))
 
-    def run(self) -> dict[str, Any]:
-        """All parts; what ``results.json`` holds."""
-        started = time.perf_counter()
-        attacks = [row for attack in self._plan() for row in attack()]
-        defences = self._prices()
+    def run(self, notice: Notice = lambda sentence: None, *, finished_only: bool = False) -> dict[str, Any]:
+        """All parts; what ``results.json`` holds. ``notice`` is told how long it will take.
+
+        With ``finished_only`` nothing is attacked: only what earlier runs finished is put together.
+        """
+        if finished_only:
+            estimate = Estimate(0.0, self._blueprint.layers, self._scale)
+        else:
+            estimate = Estimate.measure(self._material.specimen, self._scale)
+        attacks, prices = self._attacks(estimate), self._prices(estimate)
+        left = [part for part in (*attacks, *prices) if part.key not in self._store]
+        finished = len(attacks) + len(prices) - len(left)
+        if finished_only:
+            if not finished:
+                raise UserError("No part of this audit is finished. Start it without --finished-only.")
+            attacks, prices = ([part for part in mine if part not in left] for mine in (attacks, prices))
+        else:
+            minutes = round(sum(part.seconds for part in left) / 60)
+            notice(
+                f"{len(left)} parts, about {max(1, minutes)} minutes on this machine as it is now"
+                + (f"; {finished} parts are finished." if finished else ".")
+            )
+        done = {
+            part.key: self._store.part(part.key, part.make)
+            for part in sorted((*attacks, *prices), key=lambda part: part.turn)
+        }
         return {
             "model": self._settings.model,
             "layers": self._blueprint.layers,
             "cuts": [str(cut) for cut in self._cuts],
-            "wire": self._wire,
+            "wire": self._material.wire,
             "dtype": self._blueprint.precision.name,
             "seed": self._settings.seed,
             "quick": self._settings.quick,
             "text": [file.name for file in self._settings.texts] or ["the sample that ships"],
-            "victims": len(self._victims),
-            "seconds": round(time.perf_counter() - started, 1),
-            "attacks": attacks,
-            "defences": defences,
+            "questions": self._settings.questions.name if self._settings.questions else None,
+            "victims": len(self._material.victims),
+            "seconds": round(self._store.seconds, 1),
+            "unfinished": len(left) if finished_only else 0,
+            "attacks": [row for part in attacks for row in done[part.key]],
+            "defences": [row for part in prices for row in done[part.key]],
         }
 
     # -- what runs where --------------------------------------------------------------------------
 
-    def _plan(self) -> list[Callable[[], list[dict[str, Any]]]]:
-        wanted, scale = self._settings.attacks or (*ATTACK_NAMES, *ADAPTIVE_NAMES), self._scale
-        first = (self._cuts[0], "none")
-        plan: list[Callable[[], list[dict[str, Any]]]] = []
+    def _attacks(self, estimate: Estimate) -> list[Part]:
+        wanted = self._settings.attacks or (*ATTACK_NAMES, *ADAPTIVE_NAMES)
+        scale, first = self._scale, self._cuts[0]
+        parts: list[Part] = []
 
-        def add(attack: Attack, cut: Cut, defence: str, tokens: int, label: str = "") -> None:
+        def add(attack: Attack, cut: Cut, defence: str, tokens: int, turn: int = 0) -> None:
             if attack.name in wanted:
-                plan.append(lambda: [self._attack(attack, cut, defence, tokens, label)])
+                doubtful = isinstance(parse_defence(defence), Noise) or defence in ("int2", "int3")
+                seconds = estimate.attack(attack.name, cut, tokens, doubtful=doubtful)
+                key = f"{attack.name} {cut} {defence} {tokens}"
+                make = partial(self._attack, attack, cut, defence, tokens)
+                if key not in {part.key for part in parts}:
+                    parts.append(Part(key, seconds, make, turn))
 
         for baseline in (Uniform(), Frequency(), LanguageModelOnly()):
-            add(baseline, *first, scale.attacker_tokens)
+            add(baseline, first, "none", scale.learned_tokens)
         for defence, cut in self._places():
             here = (cut, defence)
-            add(
-                Vocabulary(scale.doubtful, SOME if self._private.opened(defence, cut) else ()),
-                *here,
-                scale.attacker_tokens,
-            )
-            add(Linear(), *here, min(scale.attacker_tokens, scale.linear_tokens))
+            widths = SOME if self._private.opened(defence, cut) else ()
+            add(Vocabulary(scale.doubtful, widths), *here, scale.learned_tokens)
+            add(Linear(), *here, min(scale.learned_tokens, scale.linear_tokens))
             for attack in (Completion(), LogitLens()):
                 add(attack, *here, 0)
-            plain, main = defence == "none", cut == self._cuts[0]
-            mlp = Mlp(scale.seconds)
-            if scale.thorough or plain:
-                add(mlp, *here, min(PAPER_SAMPLES, scale.attacker_tokens), "paper")
+            if scale.thorough or defence == "none":
+                add(Mlp(scale.seconds), *here, min(PAPER_SAMPLES, scale.learned_tokens))
+        for defence, cut in self._places():
+            here, plain, main = (cut, defence), defence == "none", cut == first
             if (plain and main) or (scale.thorough and (plain or main)):
-                if scale.attacker_tokens > PAPER_SAMPLES:
-                    add(mlp, *here, scale.attacker_tokens)
-                add(SequenceInverter(scale.seconds), *here, scale.attacker_tokens)
+                for size in scale.sizes if plain else (scale.learned_tokens,):
+                    if size <= scale.learned_tokens:
+                        add(Mlp(scale.limit(size)), *here, size, turn=LAST)
+                add(SequenceInverter(scale.seconds), *here, scale.learned_tokens, turn=LAST)
             if plain and (main or scale.thorough):
-                add(Gradient(scale.seconds, scale.steps, scale.descents), *here, 0)
-            for hard in self._private.attacks(defence, scale):
-                if hard.name.split("_")[0] in wanted:
-                    plan.append(partial(self._listed, hard, *here, 0, f"{hard.leaked} {hard.target}"))
-        if "traffic" in wanted:
-            plan.append(lambda: [self._traffic(None), self._traffic(traffic.SHAPE)])
-        return plan
+                add(Gradient(scale.seconds, scale.steps, scale.descents), *here, 0, turn=LAST)
+        if Mlp.name in wanted and "none" in self._defences and len(self._material.domains) > 1:
+            parts += self._transfers(estimate)
+        if "none" in self._defences and scale.attacker_tokens > scale.learned_tokens:
+            add(Mlp(scale.limit(scale.attacker_tokens)), first, "none", scale.attacker_tokens, turn=LAST)
+        for defence, cut in self._places():
+            for prepared in self._private.attacks(defence, scale):
+                if prepared.name.split("_")[0] in wanted:
+                    key = f"{prepared.name} {prepared.target} {cut} {defence} {prepared.leaked} leaked"
+                    seconds = estimate.attack(Vocabulary.name, cut, prepared.leaked, doubtful=True)
+                    make = partial(self._attack, prepared, cut, defence, 0)
+                    parts.append(Part(key, seconds, make, LAST))
+        if traffic.NAME in wanted:
+            for shape in (None, traffic.SHAPE):
+                parts.append(self._traffic(shape, estimate.traffic()))
+        return parts
 
-    def _listed(
-        self, attack: Attack, cut: Cut, defence: str, tokens: int, label: str
-    ) -> list[dict[str, Any]]:
-        return [self._attack(attack, cut, defence, tokens, label)]
-
-    def _attack(self, attack: Attack, cut: Cut, defence: str, tokens: int, label: str) -> dict[str, Any]:
-        key = f"{attack.name} {cut} {defence} {tokens} {label}"
-        return dict(self._store.part(key, lambda: self._attacked(attack, cut, defence, tokens)))
-
-    def _attacked(self, attack: Attack, cut: Cut, defence: str, tokens: int) -> dict[str, Any]:
-        case = self._case(cut, defence, answers=attack.target == "answer")
+    def _attack(self, attack: Attack, cut: Cut, defence: str, tokens: int) -> Rows:
+        answer = attack.target == "answer"
+        case = self._material.case(cut, defence, answers=answer)
         case.tokens = tokens
+        return [self._row(attack, cut, defence, attack.run(case), ALL, ALL)]
+
+    def _transfers(self, estimate: Estimate) -> list[Part]:
+        """The MLP on text of one domain, tested on each: in and out of domain."""
+        cut = self._cuts[0]
+        return [
+            Part(
+                f"mlp {cut} none {tokens} of {domain}",
+                estimate.attack(Mlp.name, cut, tokens),
+                partial(self._transfer, cut, domain, tokens),
+                turn=LAST,
+            )
+            for domain in self._material.domains
+            for tokens in self._scale.domain_tokens
+        ]
+
+    def _transfer(self, cut: Cut, domain: str, tokens: int) -> Rows:
+        case = self._material.case(cut, "none", domain=domain)
+        case.tokens = tokens
+        attack = Mlp(self._scale.limit(tokens))
         found = attack.run(case)
-        victims = case.victims[: len(found.guesses)]
-        truths = [seen.answer if attack.target == "answer" else seen.tokens for seen in victims]
-        entities = [p.entities for p in self._victims] if attack.target == "prompt" else []
-        scores = score(found.guesses, truths, self._codec.decode, entities[: len(victims)])
+        return [self._row(attack, cut, "none", found, domain, other) for other in self._material.domains]
+
+    def _row(
+        self, attack: Attack, cut: Cut, defence: str, found: Recovered, trained_on: str, tested_on: str
+    ) -> dict[str, Any]:
+        """The figures of an attack on texts of one domain, or of all."""
+        answer = attack.target == "answer"
+        domains = [p.domain for p in self._material.victims[: len(found.guesses)]]
+        chosen = [index for index, domain in enumerate(domains) if tested_on in (ALL, domain)]
+        if answer:
+            chosen = list(range(len(found.guesses)))
+        victims = self._material.case(
+            cut, defence, answers=answer, domain="" if trained_on == ALL else trained_on
+        ).victims
+        truths = [victims[index].answer if answer else victims[index].tokens for index in chosen]
+        entities = [] if answer else [self._material.victims[index].entities for index in chosen]
+        scores = score(
+            [found.guesses[index] for index in chosen], truths, self._material.codec.decode, entities
+        )
         return {
             "name": attack.name,
             "cut": str(cut),
             "defence": defence,
             "target": attack.target,
+            "trained_on": trained_on,
+            "tested_on": tested_on,
             **scores.to_json(),
             **self._private.identity(defence),
             "attacker_tokens": found.attacker_tokens,
@@ -174,108 +249,88 @@ class Audit:
             **found.extra,
         }
 
-    def _traffic(self, shape: ShapeSettings | None) -> dict[str, Any]:
-        scale, cut = self._scale, self._cuts[0]
-        texts = [*self._victims, *self._others]
-        random.Random(f"{self._settings.seed} traffic").shuffle(texts)
-        prompts = [self._codec.encode(p.text)[: 4 * scale.length] for p in texts[: scale.traffic_prompts]]
-        options = traffic.TrafficSettings(scale.traffic_tokens)
-
-        def measure() -> dict[str, Any]:
-            writer = open_writer(
-                self._blueprint, self._settings.model, cut, wire=self._settings.wire, progress=self._progress
-            )
-            try:
-                if shape is not None and isinstance(writer.target, SplitTarget):
-                    filling = random.Random(f"{self._settings.seed} filling")
-                    context = writer.target.max_context
-                    writer.target.protect(shape=ConstantShape(shape, context, draw=filling))
-                return traffic.identify(writer, prompts, options, self._settings.seed, self._progress)
-            finally:
-                writer.target.close()
-
+    def _traffic(self, shape: ShapeSettings | None, seconds: float) -> Part:
         defence = "none" if shape is None else f"constant-shape:{shape.nodes}"
-        row = self._store.part(f"traffic {cut} {defence}", measure)
+        cut = self._cuts[0]
         nothing = {"rouge_l": None, "pii_recall": None, "target": "which prompt"}
-        return {"name": traffic.NAME, "cut": str(cut), "defence": defence, **nothing, **row}
+
+        def make() -> Rows:
+            row = self._told(cut, shape)
+            return [{"name": traffic.NAME, "cut": str(cut), "defence": defence, **nothing, **row}]
+
+        return Part(f"traffic {cut} {defence}", seconds, make, turn=1)
+
+    def _told(self, cut: Cut, shape: ShapeSettings | None) -> dict[str, Any]:
+        scale, material = self._scale, self._material
+        texts = [*material.victims, *material.others]
+        random.Random(f"{self._settings.seed} traffic").shuffle(texts)
+        prompts = [material.codec.encode(p.text)[: 4 * scale.length] for p in texts[: scale.traffic_prompts]]
+        options = traffic.TrafficSettings(scale.traffic_tokens)
+        writer = open_writer(
+            self._blueprint, self._settings.model, cut, wire=self._settings.wire, progress=self._progress
+        )
+        try:
+            if shape is not None and isinstance(writer.target, SplitTarget):
+                filling = random.Random(f"{self._settings.seed} filling")
+                context = writer.target.max_context
+                writer.target.protect(shape=ConstantShape(shape, context, draw=filling))
+            return traffic.identify(writer, prompts, options, self._settings.seed, self._progress)
+        finally:
+            writer.target.close()
 
     def _places(self) -> list[tuple[str, Cut]]:
-        """Which defence is audited at which cut; one that draws its fronts itself, at the first only."""
+        """Which defence is audited at which cut: none at all of them, others at the first and the last.
+
+        One that draws its fronts itself is audited at the first only.
+        """
+        ends = (self._cuts[0], self._cuts[-1])
         return [
             (setting, cut)
             for setting in self._defences
             for cut in self._cuts
-            if (cut == self._cuts[0] or len(parse_defence(setting).cuts(cut)) == 1)
-            and fits(parse_defence(setting), cut)
+            if setting == "none"
+            or (self._own(setting) and fits(parse_defence(setting), cut))
+            or (not self._own(setting) and cut == ends[0])
+            or (not self._own(setting) and cut == ends[1] and len(parse_defence(setting).cuts(cut)) == 1)
         ]
 
-    def _prices(self) -> list[dict[str, Any]]:
+    @staticmethod
+    def _own(setting: str) -> bool:
+        """Whether private ends are meant, which have a cut of their own."""
+        return isinstance(parse_defence(setting), PrivateEndsDefence)
+
+    def _prices(self, estimate: Estimate) -> list[Part]:
+        seconds = estimate.price()
         return [
-            self._store.part(f"price {cut} {setting}", partial(self._price, cut, setting))
+            Part(f"price {cut} {setting}", seconds, partial(self._price, cut, setting), turn=1)
             for setting, cut in self._places()
         ]
 
-    def _price(self, cut: Cut, setting: str) -> dict[str, Any]:
-        texts = self._tokens(self._others, self._scale.length)[: self._scale.price_texts]
-        defence = self._defence(cut, setting)
-        device = self._private.device(self.specimen, setting, cut)
-        row = price(
-            self.specimen, cut, self._wire, defence, texts, self._settings.seed, self._progress, device
-        )
+    def _price(self, cut: Cut, setting: str) -> Rows:
+        scale, material, seed = self._scale, self._material, self._settings.seed
+        texts = material.tokens(material.others, scale.length)[: scale.price_texts]
+        defence = material.defence(cut, setting)
+        device = self._private.device(material.specimen, setting, cut)
+        row = price(material.specimen, cut, material.wire, defence, texts, seed, self._progress, device)
+        row |= unchanged(self._answers(cut, "none"), self._answers(cut, setting))
         if setting == "none":
             row["name"] = "depth"
             row["setting"] = f"none at {cut}"
-        return row
+        return [row]
 
-    # -- what they are given ----------------------------------------------------------------------
+    def _answers(self, cut: Cut, setting: str) -> list[torch.Tensor]:
+        """To the questions, if there are any. Those of the undefended device are needed again."""
+        if setting == "none" and cut in self._plain:
+            return self._plain[cut]
+        material, length = self._material, self._scale.question_tokens
+        observer = material.observer(cut, setting)
+        found = answers(observer, material.questions, length, self._progress) if material.questions else []
+        if setting == "none":
+            self._plain[cut] = found
+        return found
 
-    @property
-    def specimen(self) -> Specimen:
-        """The model, loaded when the first part needs it."""
-        if self._specimen is None:
-            drawn = [cut for setting, first in self._places() for cut in parse_defence(setting).cuts(first)]
-            bounds = bounds_of([*self._cuts, *drawn], self._blueprint.layers)
-            self._specimen = Specimen(self._blueprint, bounds, self._progress)
-        return self._specimen
-
-    def _case(self, cut: Cut, setting: str, answers: bool) -> Case:
-        key = (f"{cut} {setting}", "answer" if answers else "prompt")
-        if key not in self._observed:
-            # The pairs of one case can be large; nothing comes back to an earlier one.
-            self._observed = {other: case for other, case in self._observed.items() if other[0] == key[0]}
-            device = self._private.device(self.specimen, setting, cut)
-            observer = Observer(
-                self.specimen, cut, self._wire, self._defence(cut, setting), self._settings.seed, device
-            )
-            scale = self._scale
-            if answers:
-                texts = self._tokens(self._victims, scale.length)[: scale.conversations]
-                seen = observer.watch(texts, answer=scale.answer, label="answers", progress=self._progress)
-            else:
-                seen = self._watched(observer)
-            corpus = self._tokens(self._others, 4 * scale.length)
-            case = Case(observer, seen, corpus, scale.attacker_tokens, self._progress, self._settings.seed)
-            self._observed[key] = self._private.case(case)
-        return self._observed[key]
-
-    def _watched(self, observer: Observer) -> list[Seen]:
-        texts = [self._codec.encode(p.text)[: self._scale.length] for p in self._victims]
-        return observer.watch(texts, label="texts to attack", progress=self._progress)
-
-    def _defence(self, cut: Cut, setting: str) -> Defence:
-        defence = self._private.opened(setting, cut) or parse_defence(setting)
-        plain = Observer(self.specimen, cut, "float32", Nothing(), self._settings.seed)
-        rows = plain.watch(self._tokens(self._quiet, 4 * self._scale.length))
-        defence.calibrate(
-            torch.cat([seen.up[1:] for seen in rows]), torch.cat([seen.up[:1] for seen in rows])
-        )
-        return defence
-
-    def _tokens(self, passages: Sequence[Passage], most: int) -> list[list[int]]:
-        return cut_to_length([self._codec.encode(p.text) for p in passages], LEAST_TOKENS, most)
-
-    def _fingerprint(self, passages: Sequence[Passage]) -> dict[str, Any]:
-        digest = hashlib.sha256("\0".join(passage.text for passage in passages).encode()).hexdigest()
+    def _fingerprint(self, passages: Sequence[Passage], questions: Sequence[str]) -> dict[str, Any]:
+        everything = "\0".join([*(passage.text for passage in passages), *questions])
         settings = self._settings
         return {
             "model": settings.model,
@@ -283,21 +338,28 @@ class Audit:
             "defences": self._defences,
             **self._private.fingerprint(),
             "attacker_tokens": self._scale.attacker_tokens,
-            "text": digest[:16],
+            "text": hashlib.sha256(everything.encode()).hexdigest()[:16],
             "quick": settings.quick,
             "seed": settings.seed,
-            "wire": self._wire,
+            "wire": self._material.wire,
             "dtype": self._blueprint.precision.name,
         }
 
 
 def run_audit(
-    folder: Path, settings: AuditSettings, compute: Compute, out: Path, progress: Progress
+    folder: Path,
+    settings: AuditSettings,
+    compute: Compute,
+    out: Path,
+    progress: Progress,
+    notice: Notice = lambda sentence: None,
+    *,
+    finished_only: bool = False,
 ) -> dict[str, Any]:
     """Audit the model in ``folder``; finished parts are kept in ``out``."""
     blueprint = Blueprint.open(folder, compute)
     with torch.no_grad():
-        results = Audit(blueprint, settings, out, progress).run()
+        results = Audit(blueprint, settings, out, progress).run(notice, finished_only=finished_only)
     verdict.keep(blueprint, results)
     return results
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import torch
 
+from aparte.config import Cut
 from aparte.errors import UserError
 from aparte.privacy.defence import Defence
 from aparte.privacy.defences import Noise, RandomCut, parse_defence
@@ -61,17 +62,27 @@ class Guard:
         return sent
 
 
-def parse_setting(text: str) -> Defence:
-    """The defence that ``--defence`` names. Raises :class:`UserError` for one that cannot be set there."""
+def draw_cut(text: str, cut: Cut) -> Cut:
+    """The cut of a session under the defence ``text``, where the cloud hosts the middle at ``cut``.
+
+    Drawn in a way that nobody can foretell, if the defence draws. Raises :class:`UserError` for an unknown
+    defence, and for one that could draw layers which the cloud does not host.
+    """
     defence = parse_defence(text)
     if isinstance(defence, PrivateEndsDefence):
         raise UserError("Private ends are not a --defence: set them with --private-ends FILE.")
-    if isinstance(defence, RandomCut):
+    if isinstance(defence, RandomCut) and defence.low < cut.front:
         raise UserError(
-            f"{text} can be audited, not set: a cloud serves one cut. Choose it with --cut, or give "
-            "--defence none, int8 down to int2, or noise:EPSILON."
+            f"{text} could draw {defence.low} layers, and with --cut {cut} the cloud hosts none before layer "
+            f"{cut.front}. Draw from {cut.front} on, or start both sides with a smaller --cut."
         )
-    return defence
+    return secrets.choice(defence.cuts(cut))
+
+
+def check_draws(text: str, cut: Cut, layers: int) -> None:
+    """Raise :class:`UserError` if the defence could draw a cut that a model of ``layers`` does not have."""
+    for drawn in parse_defence(text).cuts(cut):
+        drawn.check(layers)
 
 
 def open_guard(text: str, parts: DeviceParts, codec: Codec) -> Guard:
@@ -79,7 +90,7 @@ def open_guard(text: str, parts: DeviceParts, codec: Codec) -> Guard:
 
     Noise is calibrated on states of a sample that ships, never on what the user writes.
     """
-    defence = parse_setting(text)
+    defence = parse_defence(text)
     if isinstance(defence, Noise):
         passages = sample_passages()
         rows = [
@@ -95,7 +106,14 @@ def protect(target: Target, protection: Protection, codec: Codec) -> None:
     if not isinstance(target, SplitTarget):
         return
     guard = shape = None
-    if protection.defence != Protection.defence:
+    defence = parse_defence(protection.defence)
+    if isinstance(defence, RandomCut):
+        if not defence.low <= target.parts.cut.front <= defence.high:
+            raise UserError(
+                f"This session's cut is {target.parts.cut}, which {protection.defence} did not draw. Draw it "
+                "first, with draw_cut()."
+            )
+    elif protection.defence != Protection.defence:
         guard = open_guard(protection.defence, target.parts, codec)
     if protection.shape is not None:
         shape = ConstantShape(protection.shape, target.max_context)

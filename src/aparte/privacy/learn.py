@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from aparte.model.parts import Progress
-from aparte.privacy.attack import joined
 from aparte.privacy.observe import Seen
 
 #: Random tokens in the loss beside those of the batch.
 NEGATIVES = 1024
+#: States by which they are scaled; more change nothing.
+SCALED = 50_000
 #: States are clipped at so many deviations: some dimensions are a hundred times larger than all others.
 CLIP = 8.0
 
@@ -33,8 +34,9 @@ class Scaler(nn.Module):
 
     def __init__(self, states: torch.Tensor) -> None:
         super().__init__()
-        self.register_buffer("mean", states.mean(0))
-        self.register_buffer("deviation", states.std(0, unbiased=False).clamp_min(1e-6))
+        sample = states[:: -(-len(states) // SCALED)].float()
+        self.register_buffer("mean", sample.mean(0))
+        self.register_buffer("deviation", sample.std(0, unbiased=False).clamp_min(1e-6))
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         scaled: torch.Tensor = (states - self.mean) / self.deviation
@@ -61,18 +63,28 @@ class Vocabulary(nn.Module):
 
 @dataclass
 class Clock:
-    """When training ends: after so many passes over the text, or so many seconds."""
+    """When training ends: after so many passes over the text, or so many seconds.
+
+    On a CPU those are seconds of this process on all of its cores, so that what else runs on the machine
+    makes an attack slower and not weaker.
+    """
 
     passes: int
     seconds: float
+    device: torch.device
 
     def __post_init__(self) -> None:
-        self._started = time.perf_counter()
+        self._started = self._now()
+
+    def _now(self) -> float:
+        if self.device.type != "cpu":
+            return time.perf_counter()
+        return time.process_time() / torch.get_num_threads()
 
     @property
     def share(self) -> float:
         """Share of the seconds that are over."""
-        return min(1.0, (time.perf_counter() - self._started) / self.seconds)
+        return min(1.0, (self._now() - self._started) / self.seconds)
 
 
 def classes_loss(points: torch.Tensor, tokens: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
@@ -111,6 +123,8 @@ def fit(
 
 
 def rows(sessions: Sequence[Seen], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens ``[N]`` and states ``[N, D]`` where training happens."""
-    tokens, states, _ = joined(sessions)
+    """Tokens ``[N]`` and states ``[N, D]`` where training happens, in the wire's number format: a million
+    states take a gigabyte in 16 bits."""
+    tokens = torch.cat([seen.tokens for seen in sessions])
+    states = torch.cat([seen.up for seen in sessions])
     return tokens.to(device), states.to(device)

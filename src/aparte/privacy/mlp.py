@@ -2,9 +2,10 @@
 
 Source: paper A (arXiv 2602.16760), 4096-2048-2048-32000 on about 880 samples; with more data arXiv
 2503.09291. Assumptions: pairs of own text and states that the device sends for it; no weights of the device.
-Up to :data:`CLASSES` different tokens in its text they are the classes, as in the paper (a class without a
-sample is never named). With more text the output is a point in the public embedding space (nearest token),
-which adds that table to the assumptions. Cost: minutes of training on a CPU.
+Sizes go from the paper's to a million states. Up to :data:`CLASSES` different tokens in the attacker's text
+they are the classes, as in the paper (a class without a sample is never named). With more text the output is
+a point in the public embedding space (nearest token), which adds that table to the assumptions. Cost: minutes
+of training on a CPU.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from aparte.privacy.metrics import RANKS
 PAPER_SAMPLES = 880
 #: Most classes for which a full softmax is trained.
 CLASSES = 1500
+#: With more states than this the network is twice as wide.
+MANY = 200_000
 BATCH = 256
 
 
@@ -50,7 +53,7 @@ class Mlp:
         with torch.random.fork_rng(), torch.enable_grad():
             torch.manual_seed(case.seed)
             # Half of the width as in the paper, but never narrower than helps.
-            hidden = max(512, specimen.width // 2) if len(tokens) <= 20_000 else 1024
+            hidden = max(512, specimen.width // 2) * (2 if len(tokens) > MANY else 1)
             body = nn.Sequential(
                 Scaler(states),
                 nn.Linear(specimen.width, hidden),
@@ -66,7 +69,7 @@ class Mlp:
                     body, nn.Linear(hidden, specimen.width), Vocabulary(specimen.embeddings())
                 ).to(device)
                 names = None
-            clock = Clock(self._passes, self._seconds)
+            clock = Clock(self._passes, self._seconds, device)
             steps = self._passes * -(-len(tokens) // BATCH)
             losses = self._losses(network, states, tokens, names)
             fit(network, losses, steps, clock, 1e-3, case.progress, "training the MLP")
@@ -80,14 +83,19 @@ class Mlp:
         return Recovered(guesses, total(sessions), time.perf_counter() - started, {"output": kind})
 
     def _losses(
-        self, network: nn.Sequential, states: torch.Tensor, tokens: torch.Tensor, names: torch.Tensor | None
+        self,
+        network: nn.Sequential,
+        states: torch.Tensor,
+        tokens: torch.Tensor,
+        names: torch.Tensor | None,
     ) -> Iterator[torch.Tensor]:
         while True:
             for chosen in torch.split(torch.randperm(len(tokens), device=tokens.device), BATCH):
+                rows_of = states[chosen].float()
                 if names is not None:
                     wanted = torch.searchsorted(names, tokens[chosen])
-                    yield nn.functional.cross_entropy(network(states[chosen]), wanted)
+                    yield nn.functional.cross_entropy(network(rows_of), wanted)
                 else:
                     vocabulary = network[-1]
                     assert isinstance(vocabulary, Vocabulary)
-                    yield classes_loss(network[:-1](states[chosen]), tokens[chosen], vocabulary)
+                    yield classes_loss(network[:-1](rows_of), tokens[chosen], vocabulary)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aparte.errors import UserError
+from aparte.privacy.attack import ALL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,8 +43,10 @@ def depth_plot(rows: Sequence[dict[str, Any]]) -> str:
     """Recovered tokens against the layers before the middle, undefended, one line per attack."""
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
+        if row.get("trained_on", ALL) != ALL:
+            continue
         if row["defence"] == "none" and row["target"] == "prompt" and row["name"] not in _FLAT:
-            tokens = f", {row['attacker_tokens']} tokens" if row["name"] == "mlp" else ""
+            tokens = f", {row['attacker_tokens']:,} tokens" if row["name"] == "mlp" else ""
             lines.setdefault(row["name"] + tokens, []).append((int(row["cut"].split(",")[0]), row["top1"]))
     flat = {row["name"]: row["top1"] for row in rows if row["name"] in _FLAT}
     lines["paper A's MLP (another model)"] = sorted(PAPER_MLP.items())

@@ -90,7 +90,7 @@ class PrivatePlaces:
         """The adaptive attackers of ``setting``, if that is private ends."""
         if setting not in self._defences:
             return []
-        leaks = [leak for leak in LEAKS if leak <= scale.attacker_tokens]
+        leaks = [leak for leak in LEAKS if leak <= scale.learned_tokens]
         matching = [*([0] if self._attackers else []), *leaks]
         attacks: list[Adaptive | Leaked] = [Adaptive(leak, scale.doubtful) for leak in matching]
         attacks.append(Adaptive(matching[-1], scale.doubtful, "answer"))

@@ -18,9 +18,24 @@ from aparte.privacy.completion import Completion, LogitLens
 from aparte.privacy.gradient import Gradient
 from aparte.privacy.linear import Linear
 from aparte.privacy.mlp import Mlp
-from aparte.privacy.plots import PAPER_MLP, depth_plot, frontier_plot
+from aparte.privacy.plots import depth_plot, frontier_plot
 from aparte.privacy.sequence import SequenceInverter
+from aparte.privacy.tables import (
+    attack_table,
+    best_attacks,
+    defence_table,
+    domain_table,
+    frontier_sentence,
+    frontier_table,
+    markdown,
+    mlp_table,
+    on_all,
+    percent,
+    personal_table,
+    traffic_sentence,
+)
 from aparte.privacy.threats import BASELINES, THREATS
+from aparte.privacy.verdict import TARGETS
 from aparte.privacy.vocabulary import Vocabulary
 
 _ABOUT: tuple[Any, ...] = (
@@ -45,6 +60,8 @@ h1,h2,h3{line-height:1.2}
 table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overflow-x:auto}
 th,td{border-bottom:1px solid #dde3ea;padding:.3rem .6rem;text-align:right}
 th:first-child,td:first-child{text-align:left}
+td{white-space:nowrap}
+.words td{white-space:normal;text-align:left}
 img{max-width:100%}
 .verdict{border-left:4px solid #d55e00;padding:.2rem 2rem}
 """
@@ -69,26 +86,26 @@ def write_report(results: dict[str, Any], folder: Path) -> None:
 
 def verdict(results: dict[str, Any]) -> list[str]:
     """What the figures mean, in a sentence per question."""
-    rows = results["attacks"]
+    best = best_attacks(results["attacks"])
     sentences = []
-    for target, what in (("prompt", "the prompt"), ("answer", "the answer")):
-        found = [row for row in rows if row.get("target") == target and row["name"] not in _baselines()]
-        if plain := [row for row in found if row["defence"] == "none"]:
-            best = max(plain, key=lambda row: row["top1"])
+    for target in TARGETS:
+        plain = [row for (setting, _, of), row in best.items() if (setting, of) == ("none", target)]
+        if plain:
+            row = max(plain, key=lambda row: row["top1"])
             sentences.append(
-                f"Without a defence, the best attack ({best['name']}, cut {best['cut']}) recovered "
-                f"{_percent(best['top1'])} of the tokens of {what}."
+                f"Without a defence, the best attack ({row['name']}, cut {row['cut']}) recovered "
+                f"{percent(row['top1'])} of the tokens of the {target}."
             )
-    prompt = [row for row in rows if row.get("target") == "prompt" and row["name"] not in _baselines()]
     for price in results["defences"]:
-        mine = [row for row in prompt if (row["defence"], row["cut"]) == (price["setting"], price["cut"])]
-        if mine:
-            best = max(mine, key=lambda row: row["top1"])
+        found = best.get((price["setting"], price["cut"], "prompt"))
+        if found is not None and price["cut"] == results["cuts"][0]:
             sentences.append(
-                f"With {price['setting']} at cut {price['cut']}: {_percent(best['top1'])} by "
-                f"{best['name']}, at {price['perplexity_ratio']:.3g} times the perplexity and "
-                f"{_percent(price['agreement'])} of the device's choices unchanged."
+                f"With {price['setting']} at cut {price['cut']}: {percent(found['top1'])} by "
+                f"{found['name']}, at {price['perplexity_ratio']:.3g} times the perplexity and "
+                f"{percent(price['agreement'])} of the device's choices unchanged."
             )
+    if any(key[2] == "prompt" for key in best) and results["defences"]:
+        sentences.append(frontier_sentence(results))
     return sentences
 
 
@@ -102,7 +119,13 @@ def _blocks(results: dict[str, Any]) -> list[Block]:
             f"and after the middle), {results['wire']} on the wire, computed in {results['dtype']}. "
             f"Text: {', '.join(results['text'])}; {results['victims']} texts were attacked, none of which "
             f"any attacker trained on. Seed {results['seed']}; "
-            f"{'quick' if results['quick'] else 'full'} audit.",
+            f"{'quick' if results['quick'] else 'full'} audit, {results['seconds'] / 60:.0f} minutes of "
+            "computing."
+            + (
+                f" {results['unfinished']} of its parts are not finished and missing here."
+                if results.get("unfinished")
+                else ""
+            ),
         ),
         ("h2", "In short"),
         ("verdict", verdict(results)),
@@ -111,19 +134,21 @@ def _blocks(results: dict[str, Any]) -> list[Block]:
             "Figures hold for these attacks, this text and this model. Better attacks may exist; a low "
             "figure is not a proof of protection, a high one is a proof of the lack of it.",
         ),
-        ("h2", "Who attacks"),
     ]
+    if frontier := frontier_table(results):
+        blocks += [("h3", "The best attack on every setting, and its price"), ("table", frontier)]
+    blocks.append(("h2", "Who attacks"))
     for threat in THREATS:
         blocks += [("h3", threat.title), ("p", threat.text)]
     blocks += [("h3", BASELINES.title), ("p", BASELINES.text), ("h2", "Recovered text")]
-    prompt = [row for row in attacks if row.get("target") == "prompt"]
+    prompt = [row for row in attacks if row.get("target") == "prompt" and on_all(row)]
     if prompt:
         blocks.append(("img", ("Recovered tokens by depth, undefended", depth_plot(attacks))))
-        blocks.append(("table", _attack_table(prompt)))
+        blocks.append(("table", attack_table(prompt)))
     answer = [row for row in attacks if row.get("target") == "answer"]
     if answer:
-        blocks += [("h2", "Recovered answers"), ("table", _attack_table(answer))]
-    if mlp := _mlp_table(attacks):
+        blocks += [("h2", "Recovered answers"), ("table", attack_table(answer))]
+    if mlp := mlp_table(attacks):
         blocks += [
             ("h2", "The MLP inverter beside paper A's"),
             (
@@ -134,104 +159,28 @@ def _blocks(results: dict[str, Any]) -> list[Block]:
             ),
             ("table", mlp),
         ]
-    if personal := _personal_table(prompt):
+    if domains := domain_table(attacks):
+        blocks += [
+            ("h2", "In and out of domain"),
+            (
+                "p",
+                "Top-1 of the MLP where it was trained on text of one domain alone and tested on others. "
+                "Texts to train and to test are different ones in each domain.",
+            ),
+            ("table", domains),
+        ]
+    if personal := personal_table(prompt):
         blocks += [("h2", "Personal data"), ("table", personal)]
     if watched := [row for row in attacks if row["name"] == traffic.NAME]:
-        blocks += [("h2", "Traffic"), *(("p", _traffic(row)) for row in watched)]
+        blocks += [("h2", "Traffic"), *(("p", traffic_sentence(row)) for row in watched)]
     if defences:
-        blocks += [("h2", "What the defences cost"), ("table", _defence_table(defences))]
+        blocks += [("h2", "What the defences cost"), ("table", defence_table(defences))]
         if prompt:
             blocks.append(("img", ("Recovery against loss of quality", frontier_plot(attacks, defences))))
         told = {row["setting"]: row["describes"] for row in defences if row["name"] != "depth"}
         blocks.append(("list", [f"{setting}: {text}" for setting, text in told.items()]))
-    blocks += [("h2", "The attacks"), ("table", _about(attacks))]
+    blocks += [("h2", "The attacks"), ("words", _about(attacks))]
     return blocks
-
-
-def _attack_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    head = "attack|cut|defence|top-1|top-5|whole texts|ROUGE-L|BLEU|personal data|attacker's tokens|seconds"
-    return [
-        head.split("|"),
-        *(
-            [
-                _prepared(row),
-                row["cut"],
-                row["defence"],
-                *(_percent(row[key]) for key in ("top1", "top5", "exact", "rouge_l", "bleu", "pii_recall")),
-                str(row["attacker_tokens"]),
-                f"{row['seconds']:.1f}",
-            ]
-            for row in rows
-        ),
-    ]
-
-
-def _prepared(row: dict[str, Any]) -> str:
-    """An attack's name, and for one that knows the defence what it prepared with."""
-    own = ["own private ends"] if row.get("own_copy") else []
-    leaked = [f"{row['leaked']} leaked pairs"] if row.get("leaked") else []
-    return ", ".join([row["name"], *own, *leaked])
-
-
-def _mlp_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    mine = [row for row in rows if row["name"] == "mlp" and row["defence"] == "none"]
-    sizes = sorted({row["attacker_tokens"] for row in mine})
-    if not mine:
-        return []
-    table = [["layers before the middle", "paper A", *(f"{size} tokens" for size in sizes)]]
-    for front in sorted({int(row["cut"].split(",")[0]) for row in mine}):
-        here = {row["attacker_tokens"]: row["top1"] for row in mine if int(row["cut"].split(",")[0]) == front}
-        table.append(
-            [str(front), _percent(PAPER_MLP.get(front)), *(_percent(here.get(size)) for size in sizes)]
-        )
-    return table
-
-
-def _personal_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    kinds = sorted({kind for row in rows for kind in row["pii"]})
-    if not kinds:
-        return []
-    table = [["attack, cut, defence", *(kind.lower().replace("_", " ") for kind in kinds)]]
-    for row in rows:
-        label = f"{row['name']}, {row['cut']}, {row['defence']}"
-        table.append([label, *(_percent(row["pii"].get(kind)) for kind in kinds)])
-    return table
-
-
-def _defence_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    head = "defence|cut|perplexity|ratio|same choices|bytes sent, ratio|speed, ratio|layers on the device"
-    return [
-        head.split("|"),
-        *(
-            [
-                row["setting"],
-                row["cut"],
-                f"{row['perplexity']:.4g}",
-                f"{row['perplexity_ratio']:.4g}",
-                _percent(row["agreement"]),
-                f"{row['bytes_ratio']:.3g}",
-                f"{row['speed_ratio']:.3g}",
-                f"{row['device_layers']:.3g}",
-            ]
-            for row in rows
-        ),
-    ]
-
-
-def _traffic(row: dict[str, Any]) -> str:
-    views = row["views"]
-    names = {
-        "network": "an observer of the encrypted connection",
-        "cloud": "the cloud",
-        "answer_only": "the cloud, from the answer alone, without the prompt's length",
-    }
-    told = "; ".join(f"{names[name]} in {_percent(views[name]['top1'])} of cases" for name in names)
-    under = "" if row["defence"] == "none" else f"With {row['defence']}: "
-    return (
-        f"{under}Which of {row['prompts']} known prompts was being answered (speculative decoding, "
-        f"temperature {row['temperature']:g}, earlier answers to each known) was told by: {told}. "
-        f"By chance: {_percent(1 / row['prompts'])}."
-    )
 
 
 def _about(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -248,22 +197,12 @@ def _about(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     return table
 
 
-def _baselines() -> tuple[str, ...]:
-    return Uniform.name, Frequency.name, LanguageModelOnly.name
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"
-
-
 def _markdown(block: Block) -> str:
     kind, content = block
     if kind in ("h1", "h2", "h3"):
         return f"{'#' * int(kind[1])} {content}\n"
-    if kind == "table":
-        head, *rows = content
-        lines = [head, ["---"] * len(head), *rows]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    if kind in ("table", "words"):
+        return markdown(content) + "\n"
     if kind in ("verdict", "list"):
         return "\n".join(f"- {line}" for line in content) + "\n"
     if kind == "img":
@@ -273,11 +212,11 @@ def _markdown(block: Block) -> str:
 
 def _html(block: Block) -> str:
     kind, content = block
-    if kind == "table":
+    if kind in ("table", "words"):
         head, *rows = content
         cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
         lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-        return f"<table><tr>{cells}</tr>{''.join(lines)}</table>"
+        return f'<table class="{kind}"><tr>{cells}</tr>{"".join(lines)}</table>'
     if kind in ("verdict", "list"):
         items = "".join(f"<li>{escape(line)}</li>" for line in content)
         return f'<ul class="{kind}">{items}</ul>'

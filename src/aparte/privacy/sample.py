@@ -14,6 +14,9 @@ from aparte.privacy.texts import Entity, Passage
 
 #: Passages with personal data in the sample.
 PERSONAL = 140
+#: The two domains of the sample.
+SENTENCE_DOMAIN = "sample: sentences"
+PERSONAL_DOMAIN = "sample: personal data"
 
 
 def _words(text: str, between: str = " ") -> list[str]:
@@ -64,7 +67,8 @@ _TEMPLATES = (
 def sample_passages(seed: int = 0) -> list[Passage]:
     """The sentences, and as many again with personal data drawn by ``seed``."""
     draw = random.Random(f"{seed} personal data")
-    return [*map(Passage, SENTENCES), *(_personal(draw) for _ in range(PERSONAL))]
+    plain = [Passage(text, domain=SENTENCE_DOMAIN) for text in SENTENCES]
+    return [*plain, *(_personal(draw) for _ in range(PERSONAL))]
 
 
 def _personal(draw: random.Random) -> Passage:
@@ -75,7 +79,7 @@ def _personal(draw: random.Random) -> Passage:
             value = _MAKERS[kind](draw)
             entities.append(Entity(kind, value))
             text = text.replace(f"{{{kind}}}", value, 1)
-    return Passage(text, tuple(entities))
+    return Passage(text, tuple(entities), PERSONAL_DOMAIN)
 
 
 def _digits(draw: random.Random, count: int) -> str:

@@ -74,7 +74,7 @@ class SequenceInverter:
             network = nn.ModuleList([reader, vocabulary]).to(device)
             steps = self._passes * -(-len(pieces) // BATCH)
             losses = _losses(reader, vocabulary, pieces, device)
-            clock = Clock(self._passes, self._seconds)
+            clock = Clock(self._passes, self._seconds, device)
             fit(network, losses, steps, clock, 1e-3, case.progress, "training the sequence inverter")
         guesses = []
         with torch.no_grad():

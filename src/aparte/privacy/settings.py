@@ -39,7 +39,13 @@ class Scale:
         "noise:100000",
         "random-cut:2-8",
     )
-    attacker_tokens: int = 100_000
+    attacker_tokens: int = 1_000_000
+    #: Own text for the MLP without a defence at the first cut; the last size stands for ``attacker_tokens``.
+    sizes: tuple[int, ...] = (880, 10_000, 100_000, 1_000_000)
+    #: Most own text for learned attacks everywhere else.
+    learned_tokens: int = 100_000
+    #: Own text of one domain alone for the MLP, which is then tested on every domain.
+    domain_tokens: tuple[int, ...] = (10_000, 100_000)
     victims: int = 60
     #: Tokens per text.
     length: int = 48
@@ -56,15 +62,25 @@ class Scale:
     traffic_prompts: int = 50
     traffic_tokens: int = 32
     price_texts: int = 24
+    #: Questions whose answers are compared, and tokens of each answer.
+    questions: int = 24
+    question_tokens: int = 32
     #: Whether the learned attacks run at every cut undefended and on every defence at the first cut, or
     #: undefended at the first cut alone.
     thorough: bool = True
+
+    def limit(self, tokens: int) -> float:
+        """Seconds of training on so much text."""
+        return self.seconds * (4 if tokens > 2 * self.learned_tokens else 1)
 
 
 QUICK = Scale(
     cuts=("2,2", "8,8"),
     defences=("none", "int8", "noise:10000"),
     attacker_tokens=3000,
+    sizes=(880, 3000),
+    learned_tokens=3000,
+    domain_tokens=(1500,),
     victims=16,
     length=24,
     conversations=4,
@@ -76,6 +92,8 @@ QUICK = Scale(
     traffic_prompts=6,
     traffic_tokens=12,
     price_texts=6,
+    questions=6,
+    question_tokens=16,
     thorough=False,
 )
 
@@ -89,6 +107,7 @@ class AuditSettings:
     texts: tuple[Path, ...] = ()
     attacks: tuple[str, ...] = ()
     defences: tuple[str, ...] = ()
+    questions: Path | None = None
     attacker_tokens: int | None = None
     quick: bool = False
     seed: int = 0
@@ -108,9 +127,13 @@ class AuditSettings:
     def scale(self) -> Scale:
         """The numbers to go by, with what the user set."""
         base = QUICK if self.quick else Scale()
+        most = self.attacker_tokens or base.attacker_tokens
         return replace(
             base,
             cuts=tuple(map(str, self.cuts)) or base.cuts,
             defences=self.defences or base.defences,
-            attacker_tokens=self.attacker_tokens or base.attacker_tokens,
+            attacker_tokens=most,
+            sizes=(*(size for size in base.sizes[:-1] if size < most), most),
+            learned_tokens=min(most, base.learned_tokens),
+            domain_tokens=tuple(dict.fromkeys(min(most, size) for size in base.domain_tokens)),
         )

@@ -64,6 +64,11 @@ class Specimen:
         """The hidden size ``D``."""
         return self.blueprint.hidden_size
 
+    @property
+    def first_layers(self) -> range:
+        """The first run of layers that has bounds at both ends."""
+        return range(*min(self._stages))
+
     def run(self, layers: range) -> Run:
         """A new run of these layers, which must begin and end at bounds."""
         stages = [

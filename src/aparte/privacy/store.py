@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ class Store:
         """Raises :class:`UserError` if the folder holds an audit with other settings."""
         self._file = folder / FILE
         self._parts: dict[str, Any] = {}
+        #: What all finished parts took, those of interrupted runs included.
+        self.seconds = 0.0
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not self._file.exists():
@@ -35,6 +38,7 @@ class Store:
                 f"{folder} holds an audit with other settings. Give another --out, or delete {self._file}."
             )
         self._parts = {row["key"]: row["value"] for row in rows[1:]}
+        self.seconds = sum(float(row.get("took", 0)) for row in rows[1:])
         if lines and _parsed(lines[-1]) is None:  # what comes next needs a line of its own
             with self._file.open("a", encoding="utf-8") as file:
                 file.write("\n")
@@ -42,11 +46,18 @@ class Store:
     def part(self, key: str, make: Callable[[], Any]) -> Any:
         """The value of a part: kept from before, or made now and kept."""
         if key not in self._parts:
+            started = time.perf_counter()
             value = make()
+            took = round(time.perf_counter() - started, 2)
             with self._file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"key": key, "value": value}) + "\n")
+                lines.write(json.dumps({"key": key, "value": value, "took": took}) + "\n")
             self._parts[key] = value
+            self.seconds += took
         return self._parts[key]
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a part is finished."""
+        return key in self._parts
 
 
 def _parsed(line: str) -> Any:

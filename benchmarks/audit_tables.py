@@ -1,0 +1,96 @@
+"""Write what audits found into the README and docs/privacy.md, between their markers.
+
+    aparte audit smollm2-135m --out audit …
+    .venv/bin/python benchmarks/audit_tables.py audit/results.json           # keep the figures, and write
+    .venv/bin/python benchmarks/audit_tables.py --print                      # print what is kept
+    .venv/bin/python benchmarks/audit_tables.py                              # write what is kept
+
+The results are kept in ``benchmarks/results/audit.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from aparte.privacy import traffic
+from aparte.privacy.tables import (
+    depth_table,
+    domain_table,
+    frontier_sentence,
+    frontier_table,
+    markdown,
+    mlp_table,
+    traffic_sentence,
+)
+
+ROOT = Path(__file__).parent.parent
+KEPT = Path(__file__).parent / "results" / "audit.json"
+BEGIN, END = "<!-- audit:begin -->", "<!-- audit:end -->"
+
+
+def about(results: dict[str, Any]) -> str:
+    """What was measured, on what, and by which command."""
+    kind = "a quick" if results["quick"] else "a full"
+    missing = results.get("unfinished", 0)
+    return (
+        f"`aparte audit {results['model']}`, {kind} audit: {results['layers']} layers, {results['wire']} on "
+        f"the wire, computed in {results['dtype']}; {results['victims']} texts attacked, from "
+        f"{', '.join(results['text'])}; {results['seconds'] / 60:.0f} minutes, with other programs running."
+        + (f" {missing} of its parts were not run, and are missing below." if missing else "")
+    )
+
+
+def readme(results: dict[str, Any]) -> str:
+    """The price of every setting, and what it does not keep secret."""
+    return "\n\n".join([about(results), markdown(frontier_table(results)), frontier_sentence(results), BY])
+
+
+def privacy_page(results: dict[str, Any]) -> str:
+    """Everything: depth, data, domains, defences, traffic."""
+    rows = results["attacks"]
+    told = [traffic_sentence(row) for row in rows if row["name"] == traffic.NAME]
+    blocks = [about(results), "### Without a defence, by depth", markdown(depth_table(rows))]
+    if table := mlp_table(rows):
+        blocks += ["### The MLP inverter beside paper A's (top-1)", markdown(table)]
+    if table := domain_table(rows):
+        blocks += ["### The MLP in and out of domain (top-1)", markdown(table)]
+    if table := frontier_table(results):
+        blocks += ["### Defences and their price", markdown(table), frontier_sentence(results)]
+    if told:
+        blocks += ["### Traffic", *told]
+    return "\n\n".join([*blocks, BY])
+
+
+BY = (
+    "*Same choices*: share of the device's most probable next tokens on held-out text that are those of the "
+    "undefended device; *same answers*: of whole greedy answers to questions of Spec-Bench. Written by "
+    "`benchmarks/audit_tables.py`."
+)
+
+
+def write(page: Path, block: str) -> None:
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    page.write_text(f"{before}{BEGIN}\n{block}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?", help="results.json of an audit")
+    parser.add_argument("--print", action="store_true", dest="only_print", help="leave the pages alone")
+    options = parser.parse_args()
+    results = json.loads((options.results or KEPT).read_text(encoding="utf-8"))
+    if options.only_print:
+        print(readme(results), privacy_page(results), sep="\n\n---\n\n")
+        return
+    if options.results:
+        KEPT.write_text(json.dumps(results, indent=0) + "\n", encoding="utf-8")
+    write(ROOT / "README.md", readme(results))
+    write(ROOT / "docs" / "privacy.md", privacy_page(results))
+
+
+if __name__ == "__main__":
+    main()
