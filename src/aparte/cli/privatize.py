@@ -31,7 +31,7 @@ def privatize(
             metavar="L",
             help="How hard training leads those astray who have the public weights, against quality.",
         ),
-    ] = 0.3,
+    ] = 0.02,
     mask: Annotated[
         float,
         typer.Option(

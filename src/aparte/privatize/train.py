@@ -47,7 +47,7 @@ class Recipe:
     mask's expected price before training, in nats of divergence per token. ``rank`` 0 is a full change.
     """
 
-    strength: float = 0.3
+    strength: float = 0.02
     mask: float = 0.002
     rank: int = 16
     steps: int = 400
