@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint types unit slow docs clean
+.PHONY: setup demo test lint types unit slow docs clients clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,15 @@ unit: $(STAMP)
 # The tests that take long: the default model on real prompts, whole audits, whole benchmarks.
 slow: $(STAMP)
 	$(BIN)/pytest -m slow
+
+# Programs that the API is tested with. Their environment is their own: some of them want older versions of others.
+clients: build/clients/.installed
+
+build/clients/.installed: tests/gateway/clients/requirements.txt
+	$(PYTHON) -m venv build/clients
+	build/clients/bin/python -m pip install --quiet --disable-pip-version-check uv
+	build/clients/bin/uv pip install --quiet --python build/clients/bin/python --requirements $<
+	@touch $@
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

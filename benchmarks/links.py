@@ -15,6 +15,7 @@ import json
 from aparte.answer import Answer, Writer
 from aparte.cli.setup import Setup, connect, load_models
 from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
+from aparte.measure.prompts import digest
 from aparte.speculate.drafter import make_drafter
 
 PASSAGE = (
@@ -83,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = measure()
     if options.json:
-        print(json.dumps({"rows": rows}))
+        print(json.dumps({"rows": rows, "prompts": digest(PROMPTS), "seed": "greedy, none drawn"}))
         return
     for row in rows:
         print(json.dumps(row))

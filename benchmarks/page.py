@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from page_model import peers_section, rtt_section
+from page_runs import run_line, runs_section
 from page_spade import spade_section
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 INTRO = """# Benchmarks
 
-Written by `benchmarks/suite.py`; do not edit. Every row names its command and its commit. Device, cloud and emulated
+Written by `benchmarks/suite.py`; do not edit. Every row or table names its [run](#runs). Device, cloud and emulated
 link run on one machine whose cores they share, so read ratios within a row rather than absolute numbers. The
 questions are [Spec-Bench](https://github.com/hemingkx/Spec-Bench), a subset balanced over its six tasks, drawn by
 seed 0; the macro average counts each task the same. *Cold*: every question starts with nothing learned. *Warm*: what
@@ -55,7 +57,17 @@ PROMPTS = ("code", "chat", "summary")
 def write_page(results: Path) -> None:
     """Write the page from whatever results there are; measurements that are missing have no rows."""
     found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in results.glob("*.json")}
-    sections = (_mat, _speed, _links, _budget, spade_section, _step, _origins)
+    sections = (
+        _mat,
+        _speed,
+        _links,
+        peers_section,
+        _budget,
+        rtt_section,
+        spade_section,
+        _step,
+        runs_section,
+    )
     parts = [INTRO, *(section(found) for section in sections)]
     PAGE.write_text("\n".join(part for part in parts if part), encoding="utf-8")
 
@@ -75,10 +87,11 @@ def _mat(found: dict[str, Any]) -> str:
             rows.append(
                 [label, paper, must, aim, f"**{macro['mat']:.2f}**", f"{macro['nodes_per_step']:.1f}"]
                 + [f"{categories[task]['mat']:.2f}" for task in tasks]
+                + [f"`{name}`"]
             )
     if not rows:
         return ""
-    columns = ["", "paper A", "wanted", "hoped for", "MAT, macro average", "nodes per step", *tasks]
+    columns = ["", "paper A", "wanted", "hoped for", "MAT, macro average", "nodes per step", *tasks, "run"]
     return "## Tokens per round trip\n\n" + _table(columns, rows)
 
 
@@ -94,6 +107,7 @@ def _speed(found: dict[str, Any]) -> str:
                 + [f"{macro['tok_s']:.1f} / {macro['sequential_tok_s']:.1f}", f"{macro['mat']:.2f}"]
                 + [f"{macro['nodes_per_step']:.1f}", "yes" if result["identical"] else "no"]
                 + [f"{categories[task]['speedup']:.2f}x" for task in tasks]
+                + [f"`{name}`"]
             )
     if not rows:
         return ""
@@ -101,7 +115,7 @@ def _speed(found: dict[str, Any]) -> str:
     return (
         "## Speed over a link\n\nEach question is answered sequentially and by `auto`, one after the other; "
         "tok/s end to end, prompt included, `auto` / sequential. *Identical*: every answer has the same "
-        "tokens both ways.\n\n" + _table([*columns, "identical", *tasks], rows)
+        "tokens both ways.\n\n" + _table([*columns, "identical", *tasks, "run"], rows)
     )
 
 
@@ -140,7 +154,10 @@ def _links(found: dict[str, Any]) -> str:
         "of the other systems are single runs, ± 30 %, on a machine of the same kind with the same model and "
         "link emulator and prompts of the same kinds and lengths, not run again for this page. Only `aparte`, "
         "paper A's prototype and the U-shaped arrangement keep both ends of the model on the device. Same "
-        f"tokens with `auto` as sequentially: {identical}.\n\n" + _table(columns, table)
+        f"tokens with `auto` as sequentially: {identical}.\n\n"
+        + _table(columns, table)
+        + "\n"
+        + run_line("links")
     )
 
 
@@ -169,6 +186,8 @@ def _budget(found: dict[str, Any]) -> str:
         "are measured once per question and round trip and replayed at its other bandwidths. Without "
         "the prompt and without pipelining.\n\n"
         + _table(columns, table)
+        + "\n"
+        + run_line("budget")
         + (plot if (PAGE.parent / "img" / "budget.svg").exists() else "")
     )
 
@@ -200,15 +219,5 @@ def _step(found: dict[str, Any]) -> str:
         "## Cost of a step\n\nMilliseconds of compute for a step of so many nodes, 300 tokens in the cache, "
         "medians in one process: the 26 middle layers, and front, back and head. *Simple path*: without joined "
         "linears and shared attention heads. The last column is the unsplit model as `transformers` runs it in "
-        "float32.\n\n" + _table(columns, rows)
+        "float32.\n\n" + _table(columns, rows) + "\n" + run_line("step")
     )
-
-
-def _origins(found: dict[str, Any]) -> str:
-    rows = [
-        [f"`{entry['command']}`", entry["commit"], entry["machine"], str(entry["result"].get("prompts", ""))]
-        for _, entry in sorted(found.items())
-    ]
-    if not rows:
-        return ""
-    return "## Commands\n\n" + _table(["command", "commit", "machine", "hash of the prompts"], rows)

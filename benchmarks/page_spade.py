@@ -35,6 +35,7 @@ def spade_section(found: dict[str, Any]) -> str:
         parts.append("Summaries, scored against their references:\n")
         parts.append(_scores(summaries, paper[CNN]))
     parts.append(_notes(first))
+    parts.append(f"Runs: {', '.join(f'[`{name}`](#runs)' for name, _ in SHAPES if name in found)}.\n")
     return "\n".join(parts) + "\n![Calls, cloud time and speed by d](img/spade.svg)\n"
 
 

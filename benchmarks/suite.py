@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from page import write_page
+
+from aparte.measure.origin import commit, machine
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -43,6 +42,7 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
         ["bench", "budget", "smollm2-135m", "--max-new-tokens", "24", "--plot", "docs/img/budget.svg"],
         6,
     ),
+    "rtt": (["rtt", "smollm2-135m", "--emulate", "5,20,40,80,150x20,100,1000"], 0),
     "step": (["bench", "step", "smollm2-135m"], 0),
     "spade": (
         ["bench", "spade", "smollm2-135m", "--max-new-tokens", "96", "--plot", "docs/img/spade.svg"],
@@ -63,18 +63,19 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
         12,
     ),
 }
-LINKS = "links"  # the comparison by round trip has a script of its own
+#: Measurements that have a script of their own in this folder.
+SCRIPTS = ("links", "peers")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, help="Spec-Bench questions")
-    parser.add_argument("--only", action="append", choices=[*MEASUREMENTS, LINKS])
+    parser.add_argument("--only", action="append", choices=[*MEASUREMENTS, *SCRIPTS])
     parser.add_argument("--limit", type=int, help="questions, instead of each measurement's own number")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     options = parser.parse_args()
     if not options.page:
-        for name in options.only or [*MEASUREMENTS, LINKS]:
+        for name in options.only or [*MEASUREMENTS, *SCRIPTS]:
             print(f"{name} ...", flush=True)
             measure(name, options.data, options.limit)
     write_page(RESULTS)
@@ -82,9 +83,9 @@ def main() -> None:
 
 def measure(name: str, data: Path | None, limit: int | None) -> None:
     """Run one measurement and keep what it printed."""
-    if name == LINKS:
-        command = [sys.executable, str(HERE / "links.py"), "--json"]
-        shown = ["benchmarks/links.py"]
+    if name in SCRIPTS:
+        command = [sys.executable, str(HERE / f"{name}.py"), "--json"]
+        shown = [f"benchmarks/{name}.py"]
     else:
         arguments, questions = MEASUREMENTS[name]
         if questions:
@@ -96,37 +97,14 @@ def measure(name: str, data: Path | None, limit: int | None) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode:
         sys.exit(f"{name} failed:\n{run.stderr[-2000:]}")
-    result = {"command": " ".join(shown), **origin(), "result": json.loads(run.stdout)}
+    result = {
+        "command": " ".join(shown),
+        "commit": commit(),
+        "machine": machine(),
+        "result": json.loads(run.stdout),
+    }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def origin() -> dict[str, Any]:
-    """Where and from what a number comes."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE
-    ).stdout.strip()
-    dirty = subprocess.run(
-        ["git", "status", "--porcelain", "--untracked-files=no", "--", "../src"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=HERE,
-    ).stdout.strip()
-    return {
-        "commit": commit + ("+" if dirty else ""),
-        "machine": f"{os.cpu_count()} cores, {_processor()}, Python {platform.python_version()}",
-    }
-
-
-def _processor() -> str:
-    """The processor's name where the system tells it, because speeds depend on little else here."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """README and docs say what is true: commands and options exist, documented runs work, fields are complete.
 
-Lines of ``console`` blocks that begin with ``$ aparte`` are parsed by the real command line. Those that need
-no large model run here, adapted to a tiny one: its folder for the model's name, a real server's address for
-the documented one, a few tokens instead of many.
+Lines of ``console`` blocks that begin with ``$ aparte`` are parsed by the real command line;
+``test_docs_commands.py`` runs them.
 """
 
 from __future__ import annotations
@@ -10,15 +9,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import typer
@@ -26,10 +20,8 @@ from typer.testing import CliRunner
 
 from aparte.answer import Answer
 from aparte.cli.app import app
-from aparte.config import DEFAULT_MODEL
 from aparte.decode import StepRecord
 from aparte.measure.verify import Report
-from aparte.model.linear import packed_available
 from aparte.model.registry import ModelEntry
 from aparte.step import ROOT, Step
 from aparte.target.base import Timing
@@ -57,6 +49,8 @@ class Documented:
     program: str
     words: tuple[str, ...]
     text: str
+    #: What the comment above its block says of running it: "slow: …" or "not run: …", else nothing.
+    mark: str = ""
 
     @property
     def name(self) -> str:
@@ -67,13 +61,18 @@ class Documented:
 
 
 def documented(page: str) -> Iterator[Documented]:
-    fence = ""
-    for number, line in enumerate(PAGES[page].splitlines(), start=1):
+    fence = mark = ""
+    for number, whole_line in enumerate(PAGES[page].splitlines(), start=1):
+        line = whole_line.strip()  # a block may belong to a list
         if line.startswith("```"):
             fence = "" if fence else line.removeprefix("```").strip() or "text"
+            mark = mark if fence else ""
         elif fence == "console" and line.startswith("$ "):
             words = shlex.split(line.removeprefix("$ "))
-            yield Documented(page, number, words[0], tuple(words[1:]), line.removeprefix("$ "))
+            yield Documented(page, number, words[0], tuple(words[1:]), line.removeprefix("$ "), mark)
+        elif not fence and line:
+            said = re.fullmatch(r"<!-- ((?:slow|not run): .+) -->", line)
+            mark = said[1] if said else ""
 
 
 def commands(program: str = "aparte") -> list[Documented]:
@@ -107,61 +106,11 @@ def options(command: Any) -> dict[str, Any]:
     }
 
 
-def replaced(words: tuple[str, ...], changes: dict[str, str]) -> list[str]:
-    """``words`` with the values of these options changed, where they are given."""
-    result = list(words)
-    for position, word in enumerate(words[:-1]):
-        if word in changes:
-            result[position + 1] = changes[word]
-    return result
-
-
-def adapted(command: Documented, folder: Path, changes: dict[str, str] | None = None) -> list[str]:
-    """The documented command for the tiny model in ``folder``."""
-    words = replaced(command.words, {"--max-new-tokens": FEW_TOKENS, **(changes or {})})
-    if command.name in ("generate", "chat", "verify") and "--max-new-tokens" not in words:
-        words += ["--max-new-tokens", FEW_TOKENS]
-    return [str(folder) if word == DEFAULT_MODEL else word for word in words]
-
-
-@contextmanager
-def running(words: list[str], cwd: Path) -> Iterator[str]:
-    """An ``aparte serve`` or ``aparte wan`` as a process of its own; gives where it listens."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "aparte", *words, "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-    ) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stderr is not None
-            line = child.stdout.readline()
-            assert line, child.stderr.read()
-            yield json.loads(line)["listening"]
-        finally:
-            child.terminate()
-            assert child.wait(START_S) == 0
-
-
 def run(words: list[str], **settings: Any) -> str:
     """Run a command in this process; its standard output."""
     result = CliRunner().invoke(app, words, **settings)
     assert result.exit_code == 0, (words, result.exception, result.output)
     return result.stdout
-
-
-def first(name: str, page: str) -> Documented:
-    return next(command for command in commands() if (command.name, command.page) == (name, page))
-
-
-@pytest.fixture(scope="module")
-def server(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The README's server, with the tiny model."""
-    words = adapted(first("serve", "README.md"), llama_folder, {"--port": "0"})
-    with running(words, tmp_path_factory.mktemp("server")) as url:
-        yield url
 
 
 class TestCommands:
@@ -199,75 +148,6 @@ class TestCommands:
         shown = [" ".join(command.words) for command in commands()]
         for name, _ in all_commands():
             assert any(line.startswith(name.removeprefix("aparte ")) for line in shown), name
-
-
-def local(name: str) -> list[Documented]:
-    """Documented runs of a command that need no other machine, each once."""
-    found = {
-        command.words: command
-        for command in commands()
-        if command.name == name and not {"--cloud", "--rtt", "--mbps"} & set(command.words)
-    }
-    return list(found.values())
-
-
-class TestRuns:
-    @pytest.mark.parametrize("command", local("generate"), ids=str)
-    def test_generate_alone(self, command: Documented, llama_folder: Path) -> None:
-        run(adapted(command, llama_folder))
-
-    @pytest.mark.parametrize("command", local("verify"), ids=str)
-    def test_verify(self, command: Documented, llama_folder: Path, tmp_path: Path) -> None:
-        if "packed16" in command.words and not packed_available():
-            pytest.skip("packed16 needs an x86 CPU with AVX2")
-        prompts = tmp_path / "prompts.txt"
-        prompts.write_text("Why is the sky blue?\nWrite a haiku.\n", encoding="utf-8")
-        assert run([*adapted(command, llama_folder), "--prompts", str(prompts)])
-
-    @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-    def test_serve_and_generate(self, page: str, llama_folder: Path, server: str) -> None:
-        command = next(
-            c for c in commands() if (c.name, c.page) == ("generate", page) and "--cloud" in c.words
-        )
-        alone = first("generate", page)
-        assert command.words[:3] == alone.words[:3], "the same question, so the same answer"
-        assert run(adapted(command, llama_folder, {"--cloud": server})) == run(adapted(alone, llama_folder))
-
-    def test_serve_and_chat(self, llama_folder: Path, server: str) -> None:
-        command = first("chat", "README.md")
-        words = adapted(command, llama_folder, {"--cloud": server})
-        said = run([*words, "--json"], input="Hello\n\n/help\nAnd then?\n/exit\n")
-        answers = [json.loads(line) for line in said.splitlines()]
-        assert [answer["new_tokens"] > 0 for answer in answers] == [True, True]
-
-    def test_emulated_link(self, llama_folder: Path) -> None:
-        command = next(c for c in commands() if c.name == "generate" and {"--rtt", "--json"} <= set(c.words))
-        answer = json.loads(run(adapted(command, llama_folder)))
-        rtt_ms = float(command.words[command.words.index("--rtt") + 1])
-        assert all(step["rtt_ms"] >= rtt_ms for step in answer["steps"])
-
-    def test_serve_wan_and_generate(self, llama_folder: Path, server: str, tmp_path: Path) -> None:
-        page = "docs/wan.md"
-        relay = replaced(first("wan", page).words, {"--listen": "0", "--to": urlsplit(server).netloc})
-        with running(relay, tmp_path) as address:
-            words = adapted(first("generate", page), llama_folder, {"--cloud": f"ws://{address}"})
-            run(words)
-
-    def test_tls_and_token(self, llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The recipe in docs/renting.md, certificate and all, on this machine."""
-        if shutil.which("openssl") is None:
-            pytest.skip("openssl is not installed")
-        page = "docs/renting.md"
-        for command in documented(page):
-            if command.program in ("openssl", "chmod"):
-                line = command.text.replace("gpu.example", "localhost")
-                subprocess.run(line, shell=True, cwd=tmp_path, check=True, capture_output=True)
-        pair = [c for c in commands() if c.page == page and "--token-file" in c.words]
-        serve, generate = pair
-        with running(adapted(serve, llama_folder, {"--port": "0"}), tmp_path) as url:
-            monkeypatch.chdir(tmp_path)
-            cloud = f"wss://localhost:{urlsplit(url).port}"
-            run(adapted(generate, llama_folder, {"--cloud": cloud}))
 
 
 def section(page: str, heading: str) -> str:
@@ -326,6 +206,11 @@ class TestReference:
         text = section("docs/cli.md", "## The JSON of an answer").split("### ")[0]
         listed = set().union(*(codes(row[0]) for row in table(text)))
         assert listed == {*Answer("lookahead", "2,2", 1).to_json(), "error"}
+
+    def test_fields_of_the_parts(self) -> None:
+        text = section("docs/cli.md", "### Fields of `parts` { #fields-of-parts }")
+        listed = set().union(*(codes(row[0]) for row in table(text)))
+        assert listed == set(Answer("lookahead", "2,2", 1).parts())
 
     def test_fields_of_a_step(self) -> None:
         listed = set().union(

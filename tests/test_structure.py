@@ -86,7 +86,7 @@ def test_the_verifier_chooses_tokens_and_knows_no_tokenizer() -> None:
 def test_only_draft_mode_loads_the_verifier() -> None:
     importers = {line.split()[0] for line in offences("aparte", VERIFIER)}
     assert {name for name in importers if not name.startswith("aparte.measure")} == {
-        "aparte.cli.serve",
+        "aparte.cloud.serving",
         "aparte.device",
     }
     assert VERIFIER not in loaded_by("aparte.device")  # it does so when a verifier is asked for

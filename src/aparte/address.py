@@ -7,6 +7,8 @@ import ipaddress
 from aparte.errors import UserError
 
 LOOPBACK = "127.0.0.1"
+#: Where `aparte serve` listens.
+DEFAULT_PORT = 7600
 
 
 def is_loopback(host: str) -> bool:

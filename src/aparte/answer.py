@@ -9,6 +9,7 @@ from typing import Any
 
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.decode import FinishReason, Job, PrefillProgress, StepRecord, decode
+from aparte.measure.decomposition import Bandwidth, decompose_all, fitted_bandwidth
 from aparte.recovery import Recovery
 from aparte.session import Session
 from aparte.speculate.ahead import SendAhead
@@ -51,6 +52,8 @@ class Answer:
     #: Steps sent ahead for nothing, and the nodes in them.
     stale_steps: int = 0
     stale_nodes: int = 0
+    #: Of the link, where it is known.
+    bandwidth: Bandwidth | None = None
 
     @property
     def round_trips(self) -> int:
@@ -89,6 +92,16 @@ class Answer:
         first = self.steps[0].timing
         return (self.bytes_up - first.bytes_up) / tokens, (self.bytes_down - first.bytes_down) / tokens
 
+    def parts(self) -> dict[str, float | None]:
+        """Where the time of all steps went, ms (:mod:`aparte.measure.decomposition`).
+
+        ``mbps`` is the bandwidth that transfer goes by: known, or fitted to the steps, or None; transfer is
+        then part of the latency.
+        """
+        bandwidth = self.bandwidth or fitted_bandwidth(self.steps)
+        mbps = bandwidth.mbps_up and round(bandwidth.mbps_up, 3)
+        return {**decompose_all(self.steps, bandwidth).to_json(), "mbps": mbps}
+
     def to_json(self) -> dict[str, Any]:
         """The fields of design section 8, and more."""
         up, down = self.bytes_per_token
@@ -115,6 +128,7 @@ class Answer:
             "cut": self.cut,
             "target": self.target,
             "finish_reason": self.finish_reason,
+            "parts": self.parts(),
             "steps": [step.to_json() for step in self.steps],
         }
 
@@ -145,6 +159,8 @@ class Writer:
         self.session = Session()
         # What these learn of the link holds for the next answer too.
         self.budget = NodeBudget()
+        #: Of the link, where it is known; answers tell by it what transfer took.
+        self.bandwidth: Bandwidth | None = None
         self._ahead = SendAhead()
 
     def forget(self) -> None:
@@ -162,12 +178,12 @@ class Writer:
         on_prefill: PrefillProgress | None = None,
     ) -> tuple[Answer, Iterator[Piece]]:
         """The answer to come, and the pieces that fill it as they are consumed."""
-        answer = Answer(decoding.decode, self._cut, len(prompt), self.target.name)
+        answer = Answer(decoding.decode, self._cut, len(prompt), self.target.name, bandwidth=self.bandwidth)
         job = Job(
             prompt=tuple(prompt),
             sampling=sampling,
             max_new_tokens=stopping.max_new_tokens,
-            eos=self.codec.eos,
+            eos=self.codec.eos if stopping.eos is None else frozenset(stopping.eos),
             max_nodes=decoding.node_limit,
             budget=self.budget if decoding.automatic else None,
             prefill_chunk=self._prefill_chunk,

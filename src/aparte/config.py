@@ -320,10 +320,14 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Stopping:
-    """When an answer ends, besides the model's own end-of-sequence tokens and the context limit."""
+    """When an answer ends, besides the context limit.
+
+    ``eos`` are the tokens that end it; None stands for the model's own.
+    """
 
     max_new_tokens: int = 256
     stop: tuple[str, ...] = field(default=())
+    eos: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

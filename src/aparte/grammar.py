@@ -1,4 +1,4 @@
-"""Constrained decoding: only tokens with which the answer can still become JSON of a given schema.
+"""Constrained decoding: only tokens with which the answer can still become what a schema or grammar allows.
 
 The grammar is compiled and followed by llguidance. A mask depends on the text so far and nothing else, so it
 works node by node in a draft tree (:mod:`aparte.adjust`).
@@ -16,10 +16,10 @@ from aparte.errors import UserError
 
 
 class Grammars:
-    """Compiles schemas for the tokenizer of one model."""
+    """Compiles schemas and grammars for the tokenizer of one model."""
 
     def __init__(self, folder: Path, vocab_size: int, eos: frozenset[int]) -> None:
-        """``folder`` is the model's; nothing is loaded before a schema comes."""
+        """``folder`` is the model's; nothing is loaded before the first one comes."""
         self._file = folder / "tokenizer.json"
         self._vocab_size = vocab_size
         self._eos = sorted(eos)
@@ -27,27 +27,37 @@ class Grammars:
 
     def json_schema(self, schema: str) -> Constraint:
         """Raises :class:`UserError` if ``schema`` is none, or uses what llguidance does not support."""
+        return self._compiled("json_schema", schema, "JSON schema")
+
+    def lark(self, grammar: str) -> Constraint:
+        """A grammar in llguidance's variant of Lark.
+
+        Raises :class:`UserError` if ``grammar`` is none, or uses what llguidance does not support.
+        """
+        return self._compiled("lark", grammar, "grammar")
+
+    def _compiled(self, kind: str, source: str, what: str) -> Constraint:
         try:
-            from llguidance import LLMatcher, LLTokenizer
+            from llguidance import LLMatcher, LLTokenizer, grammar_from
         except ImportError:
             raise UserError(
-                "A JSON schema needs the package llguidance on this device. Install it with "
-                "`pip install 'aparte[gateway]'`, or leave the schema out."
+                f"A {what} needs the package llguidance on this device. Install it with "
+                "`pip install 'aparte[gateway]'`, or leave it out."
             ) from None
         if self._tokenizer is None:
             try:
                 self._tokenizer = LLTokenizer(str(self._file), n_vocab=self._vocab_size, eos_token=self._eos)
             except Exception as error:  # of any kind: tokenizers come in many shapes
                 raise UserError(
-                    f"This model's tokenizer can't be used with a JSON schema ({type(error).__name__}). "
-                    "Leave the schema out."
+                    f"This model's tokenizer can't be used with a {what} ({type(error).__name__}). "
+                    "Leave it out."
                 ) from None
         try:
-            matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_json_schema(schema), log_level=0)
+            matcher = LLMatcher(self._tokenizer, grammar_from(kind, source), log_level=0)  # type: ignore[arg-type]
         except ValueError:
-            raise UserError("The JSON schema is not a JSON object. Correct it.") from None
+            raise UserError(f"The {what} is not one. Correct it.") from None
         if matcher.is_error():
-            raise UserError(f"The JSON schema cannot be used: {_first_line(matcher.get_error())}")
+            raise UserError(f"The {what} cannot be used: {_first_line(matcher.get_error())}")
         return Constraint(matcher, self._vocab_size)
 
 

@@ -15,9 +15,11 @@ MOST_TOP = 20
 class Options:
     """How tokens are chosen, when the answer ends, and what is told with it.
 
-    The names are those of ``aparte generate``. ``top_logprobs`` asks for the log-probability of every token
+    The names are those of ``aparte generate``. ``eos`` are the tokens that end the answer; without it the
+    model's own do. ``top_logprobs`` asks for the log-probability of every token
     and of so many likeliest ones; ``json_schema`` is a JSON schema, as a string, that the answer has to
-    follow. These two, penalties and biases need the model's logits, which draft mode doesn't bring here.
+    follow, and ``grammar`` a grammar in llguidance's variant of Lark. These three, penalties and biases need
+    the model's logits, which draft mode doesn't bring here.
     """
 
     max_new_tokens: int = Stopping.max_new_tokens
@@ -27,11 +29,13 @@ class Options:
     min_p: float = Sampling.min_p
     seed: int = Sampling.seed
     stop: tuple[str, ...] = ()
+    eos: tuple[int, ...] | None = None
     frequency_penalty: float = Penalties.frequency
     presence_penalty: float = Penalties.presence
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
     json_schema: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         _ = self.sampling, self.stopping, self.penalties  # which check their values
@@ -44,7 +48,7 @@ class Options:
 
     @property
     def stopping(self) -> Stopping:
-        return Stopping(self.max_new_tokens, self.stop)
+        return Stopping(self.max_new_tokens, self.stop, self.eos)
 
     @property
     def penalties(self) -> Penalties:
@@ -59,5 +63,6 @@ class Options:
             "logit_bias": bool(self.logit_bias),
             "logprobs": self.top_logprobs is not None,
             "json_schema": self.json_schema is not None,
+            "grammar": self.grammar is not None,
         }
         return next((name for name, is_given in given.items() if is_given), None)

@@ -19,6 +19,8 @@ from aparte.drafts import DraftPlan, Drafts
 from aparte.errors import AparteError, UserError
 from aparte.grammar import Grammars
 from aparte.options import Options
+from aparte.target.outgoing import Sent
+from aparte.target.split import SplitTarget
 
 
 class BusyError(AparteError):
@@ -27,10 +29,15 @@ class BusyError(AparteError):
 
 @dataclass(frozen=True)
 class Part:
-    """What one round trip added to an answer. ``logprobs`` has one entry per token if they were asked for."""
+    """What one round trip added to an answer. ``logprobs`` has one entry per token if they were asked for.
+
+    ``sent`` is what a split target's messages showed the cloud since the part before: the prompt is in the
+    first one, and what is sent ahead comes a part early.
+    """
 
     piece: Piece
     logprobs: tuple[TokenLogprob, ...] = ()
+    sent: tuple[Sent, ...] = ()
 
     @property
     def text(self) -> str:
@@ -50,6 +57,9 @@ class Seat:
         self._drafts = drafts
         self._grammars = grammars
         self._adjusted: AdjustedTarget | None = None
+        self._sent: list[Sent] = []
+        if isinstance(writer.target, SplitTarget):
+            writer.target.watch(self._sent.append)
         if writer.target.name != "draft":  # there logits stay on the cloud
             self._adjusted = AdjustedTarget(writer.target, writer.session)
             writer.target = self._adjusted
@@ -68,6 +78,7 @@ class Seat:
 
         Raises :class:`UserError` for options that this target has no logits for.
         """
+        self._sent.clear()
         adjustments: list[Adjustment] = []
         if self._adjusted is None:
             check_needs(options)
@@ -78,6 +89,8 @@ class Seat:
                 adjustments.append(Penalized(options.penalties))
             if options.json_schema is not None:
                 adjustments.append(self._grammars.json_schema(options.json_schema))
+            if options.grammar is not None:
+                adjustments.append(self._grammars.lark(options.grammar))
             self._adjusted.begin(len(prompt), adjustments)
         answer, pieces = self.writer.write(
             prompt,
@@ -100,7 +113,9 @@ class Seat:
                 if self._adjusted is not None and options.top_logprobs is not None:
                     logprobs = self._adjusted.logprobs(position, piece.tokens, options.top_logprobs)
                 position += len(piece.tokens)
-                yield Part(piece, logprobs)
+                sent = tuple(self._sent)
+                self._sent.clear()
+                yield Part(piece, logprobs, sent)
         finally:
             close(pieces)
 

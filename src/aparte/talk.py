@@ -87,6 +87,8 @@ def merged(base: Options, changes: dict[str, Any]) -> Options:
     if "stop" in changes:
         stop = changes["stop"]
         changes = changes | {"stop": (stop,) if isinstance(stop, str) else tuple(stop)}
+    if changes.get("eos") is not None:
+        changes = changes | {"eos": tuple(changes["eos"])}
     if isinstance(changes.get("logit_bias"), dict):
         changes = changes | {"logit_bias": tuple(sorted(changes["logit_bias"].items()))}
     return replace(base, **changes)

@@ -27,10 +27,10 @@ def connected(folder: Path, cloud: str | None, **settings: Any) -> Iterator[Apar
 
 
 @contextmanager
-def serving(model: Aparte, **settings: Any) -> Iterator[str]:
+def serving(model: Aparte, *, name: str = NAME, **settings: Any) -> Iterator[str]:
     """A gateway to ``model``; yields its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(create_app(model, NAME, **settings), log_level="critical")
+        config = uvicorn.Config(create_app(model, name, **settings), log_level="critical")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

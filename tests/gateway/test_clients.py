@@ -1,57 +1,61 @@
-"""Clients that others wrote for the OpenAI API, unchanged."""
+"""Clients that others wrote for the OpenAI API, as other programs in an environment of their own."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.conftest import Served
 from gateway.served import NAME
 
+FOLDER = Path(__file__).parent / "clients"
+PYTHON = Path(
+    os.environ.get(
+        "APARTE_CLIENTS_PYTHON", Path(__file__).parents[2] / "build" / "clients" / "bin" / "python"
+    )
+)
 QUESTION = "Why is the sky blue?"
+CLIENTS = ("official", "langchain", "llamaindex", "lite_llm")
+#: Programs that would ask others for prices and news are told not to.
+QUIET = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LANGSMITH_TRACING": "false",
+    "NO_PROXY": "*",
+    "PYTHONSAFEPATH": "1",
+}
+
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="their environment is not there (`make clients`)")
 
 
-def expected(served: Served) -> str:
-    return served.model.generate(QUESTION, max_new_tokens=12).text
-
-
-def test_langchain(served: Served) -> None:
-    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
-    chat = langchain.ChatOpenAI(
-        base_url=f"{served.url}/v1", api_key="none", model=NAME, temperature=0, max_tokens=12
-    )
-    assert chat.invoke(QUESTION).content == expected(served)
-    assert "".join(chunk.content for chunk in chat.stream(QUESTION)) == expected(served)
-
-
-def test_llama_index(served: Served) -> None:
-    llms = pytest.importorskip("llama_index.llms.openai_like", reason="llama-index is not installed")
-    from llama_index.core.base.llms.types import ChatMessage
-
-    chat = llms.OpenAILike(
-        api_base=f"{served.url}/v1",
-        api_key="none",
-        model=NAME,
-        temperature=0,
-        max_tokens=12,
-        is_chat_model=True,
-        context_window=512,
-    )
-    turn = [ChatMessage(role="user", content=QUESTION)]
-    assert chat.chat(turn).message.content == expected(served)
-    assert list(chat.stream_chat(turn))[-1].message.content == expected(served)
-
-
-def test_litellm(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks for prices on the network
-    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
-    settings = {
-        "model": f"openai/{NAME}",
-        "api_base": f"{served.url}/v1",
-        "api_key": "none",
-        "messages": [{"role": "user", "content": QUESTION}],
-        "temperature": 0,
-        "max_tokens": 12,
+@pytest.fixture(scope="module")
+def outputs(served: Served) -> Iterator[dict[str, Any]]:
+    """What each of them printed. They take their time to start, so they do it together."""
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "OPENAI"))
     }
-    assert litellm.completion(**settings).choices[0].message.content == expected(served)
-    chunks = litellm.completion(**settings, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected(served)
+
+    def run(name: str) -> Any:
+        words = [str(PYTHON), str(FOLDER / f"{name}.py"), f"{served.url}/v1", NAME, QUESTION]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment | QUIET)
+        return done.stdout or done.stderr
+
+    with ThreadPoolExecutor(2) as threads:
+        yield dict(zip(CLIENTS, threads.map(run, CLIENTS), strict=True))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_it_gets_the_same_text(served: Served, outputs: dict[str, Any], client: str) -> None:
+    expected = served.model.generate(QUESTION, max_new_tokens=12)
+    told = json.loads(outputs[client].splitlines()[-1])
+    assert told == {
+        "whole": expected.text,
+        "streamed": expected.text,
+        "tokens": len(expected.token_ids),
+    }

@@ -18,25 +18,31 @@ PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["client", "library"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["client", "library", "transformers"])
 def test_its_python(
     block: str, served: Served, llama_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = str(llama_folder) if "Aparte" in block else NAME
-    code = block.replace("http://127.0.0.1:8000", served.url).replace("ws://127.0.0.1:7600", served.cloud)
+    code = block.replace("http://127.0.0.1:8000", served.url)
+    for cloud in ("ws://127.0.0.1:7600", "ssh://user@gpu.example/7600"):
+        code = code.replace(cloud, served.cloud)
     exec(code.replace("smollm2-135m", name), {})
     assert capsys.readouterr().out.strip()
 
 
+WANTED = ('"chat.completion"', "data: [DONE]", '"aparte"')
+CURLS = re.findall(r"^```text\n(curl .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_its_curl(served: Served) -> None:
-    (shown,) = re.findall(r"^```text\n(curl .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize(("shown", "wanted"), list(zip(CURLS, WANTED, strict=True)))
+def test_its_curl(served: Served, shown: str, wanted: str) -> None:
     command = shlex.split(shown.replace("\\\n", " "))
     command = [
         word.replace("http://127.0.0.1:8000", served.url).replace("smollm2-135m", NAME) for word in command
     ]
     reply = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert '"chat.completion"' in reply.stdout
+    assert wanted in reply.stdout
 
 
 def test_it_lists_every_field() -> None:

@@ -13,7 +13,15 @@ from aparte.answer import Answer, Writer
 from aparte.config import Cut, Decoding, Sampling, Stopping
 from aparte.decode import StepRecord
 from aparte.device import open_writer
-from aparte.measure.decomposition import Bandwidth, Parts, decompose, decompose_all, transfer_ms, waited_for
+from aparte.measure.decomposition import (
+    Bandwidth,
+    Parts,
+    decompose,
+    decompose_all,
+    fitted_bandwidth,
+    transfer_ms,
+    waited_for,
+)
 from aparte.measure.wan import WanRelay
 from aparte.measure.wan_link import WanProfile
 from aparte.model.parts import Blueprint
@@ -64,6 +72,16 @@ class TestParts:
         assert transfer_ms(125_000, 10.0) == pytest.approx(100.0)
         assert transfer_ms(125_000, None) == 0.0
 
+    def test_what_a_step_sent_ahead_shares_is_hidden_latency_first(self) -> None:
+        parts = decompose(record(ahead=True, step_ms=60.0), Bandwidth(10.0, 40.0))
+        assert parts.latency_ms == pytest.approx(22.0)
+        assert (parts.up_ms, parts.cloud_ms, parts.rest_ms) == (8.0, 15.0, 0.0)
+        parts = decompose(record(ahead=True, step_ms=8.0), Bandwidth(10.0, 40.0))
+        assert (parts.latency_ms, parts.up_ms, parts.down_ms, parts.queue_ms) == (0.0, 0.0, 0.0, 0.0)
+        assert (parts.cloud_ms, parts.codec_ms, parts.device_ms) == (2.0, 1.0, 5.0)
+        assert parts.total_ms == pytest.approx(8.0)
+        assert decompose(record(ahead=True)).rest_ms == pytest.approx(1.0)
+
     def test_overlapping_steps_are_told_apart(self) -> None:
         first, plain, ahead, after, stale, last = (
             record(), record(), record(ahead=True), record(), record(stale=1), record(),
@@ -107,3 +125,46 @@ def test_the_parts_of_real_steps_add_up(decode: str, max_nodes: int | None, llam
     assert mean.up_ms + mean.down_ms == pytest.approx(size * 8 / 4e3)
     assert mean.latency_ms == pytest.approx(30, rel=0.25)
     assert mean.largest == "latency"
+
+
+@pytest.mark.parametrize("decode", ["sequential", "context+recycling"])
+def test_the_parts_in_the_json_are_the_answers_time(decode: str, llama_folder: Path) -> None:
+    """Within 2 % without the rest, also where steps are sent ahead and overlap."""
+    decoding = Decoding(decode)
+    with writer_over(WanProfile(rtt_ms=30, mbps=4), llama_folder) as writer:
+        writer.bandwidth = Bandwidth(4.0, 4.0)
+        answer = writer.complete(
+            [20, 21, 22, 23] * 10,
+            make_drafter(decoding),
+            sampling=Sampling(),
+            decoding=decoding,
+            stopping=Stopping(max_new_tokens=24),
+        )
+    parts = answer.to_json()["parts"]
+    assert parts["mbps"] == 4.0
+    assert parts["total_ms"] == pytest.approx(answer.elapsed_s * 1e3, rel=0.02)
+    assert parts["total_ms"] - parts["rest_ms"] == pytest.approx(answer.elapsed_s * 1e3, rel=0.02)
+    assert parts["up_ms"] > 0
+    assert parts["down_ms"] > 0
+
+
+class TestFittedBandwidth:
+    def steps(self, sizes: list[int], mbps: float, noise: float = 0.0) -> list[StepRecord]:
+        found = []
+        for number, size in enumerate(sizes):
+            wait_ms = 30 + transfer_ms(2 * size, mbps) + noise * (-1) ** number
+            timing = Timing(wait_ms=wait_ms, bytes_up=size, bytes_down=size)
+            found.append(StepRecord(1, 0, 1, wait_ms, 0.0, timing))
+        return found
+
+    def test_larger_steps_tell_it(self) -> None:
+        sizes = [1000, 20_000, 5000, 30_000, 1000, 10_000, 2000, 25_000, 8000, 15_000]
+        found = fitted_bandwidth(self.steps(sizes, 20.0, noise=0.2))
+        assert found.mbps_up == found.mbps_down == pytest.approx(20.0, rel=0.05)
+
+    def test_it_is_unknown_where_nothing_tells_it(self) -> None:
+        sizes = [1000, 20_000, 5000, 30_000, 1000, 10_000, 2000, 25_000, 8000, 15_000]
+        assert fitted_bandwidth(self.steps(sizes[:6], 20.0)) == Bandwidth()
+        assert fitted_bandwidth(self.steps([1000] * 12, 20.0)) == Bandwidth()
+        assert fitted_bandwidth(self.steps(sizes, 1e6, noise=2.0)) == Bandwidth()
+        assert fitted_bandwidth([]) == Bandwidth()

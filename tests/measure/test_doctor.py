@@ -15,7 +15,8 @@ from aparte.config import Cut, Decoding, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.errors import DoorError, LinkError, UserError
 from aparte.measure.decomposition import Parts
-from aparte.measure.doctor import Diagnosis, Sample, compare, examine
+from aparte.measure.doctor import Diagnosis, Sample, examine
+from aparte.measure.doctor_compare import compare
 from aparte.measure.doctor_path import Door
 from aparte.measure.doctor_sample import take_sample
 from aparte.measure.link_probe import LinkFigures
@@ -59,7 +60,7 @@ def test_two_ways_to_one_cloud_are_compared(llama_folder: Path) -> None:
 
 
 def test_jitter_is_seen(llama_folder: Path) -> None:
-    profile = WanProfile(rtt_ms=20, jitter_ms=40)
+    profile = WanProfile(rtt_ms=2, jitter_ms=40)
     with running_server(llama_folder) as (_, url), relayed(url, profile) as far:
         found = examine(Door(far)).to_json()
     assert found["jitter_ms"] > 5

@@ -61,7 +61,24 @@ class TestFit:
         cheap = [made(20, None, 0), *(made(20, None, limit) for limit in (4, 16))]
         faster = [replace(run, ms=run.ms - 30 * run.nodes / 40) for run in cheap]
         costs = fit(faster)
-        assert min(costs.base_ms, costs.cooling_ms, costs.drafting_ms, costs.node_ms) >= 0
+        assert min(costs.base_ms, costs.cooling_ms, costs.node_ms) >= 0
+        for limit, traffic in costs.traffic.items():
+            assert costs.drafting_ms * bool(limit) + costs.node_ms * traffic.nodes >= -1e-9
+
+    def test_the_first_nodes_may_cost_less_than_the_later_ones(self) -> None:
+        """As on a CPU: 4 nodes cost 2 ms, 16 cost 40. A straight line through nothing misses both."""
+        costly = {4: 2.0, 16: 40.0}
+
+        def bent(run: Run) -> Run:
+            before = DRAFTING + NODE * run.nodes / run.rounds
+            return replace(run, ms=run.ms + run.rounds * (costly[run.limit] - before))
+
+        runs = [bent(run) if run.limit else run for run in grid()]
+        costs = fit(runs)
+        assert costs.drafting_ms < 0 < costs.node_ms
+        assert errors(cross_validate(runs))[1] == pytest.approx(0, abs=1e-6)
+        plain, few = (replace(costs, traffic={n: Traffic(1, n, 0, 0)}) for n in (0, 1))
+        assert few.step_ms(20, Bandwidth(), 1) == pytest.approx(plain.step_ms(20, Bandwidth(), 0))
 
     def test_sequential_runs_alone_say_nothing_of_nodes(self) -> None:
         costs = fit([made(rtt, None, 0) for rtt in RTTS])

@@ -24,6 +24,7 @@ from aparte.cli.generate import generate
 from aparte.cli.models import models_app
 from aparte.cli.plan import plan
 from aparte.cli.privatize import privatize
+from aparte.cli.reproduce import reproduce
 from aparte.cli.rtt import rtt
 from aparte.cli.serve import serve
 from aparte.cli.shard import shard
@@ -53,6 +54,7 @@ app.command("wan")(wan)
 app.command("plan")(plan)
 app.command("rtt")(rtt)
 app.command("doctor")(doctor)
+app.command("reproduce")(reproduce)
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
 app.add_typer(bridge_app, name="bridge")

@@ -175,6 +175,9 @@ def step(
         "batch_invariant": batch_invariant,
         "context": context,
         "threads": torch.get_num_threads(),
+        "prompts": "random states, no text",
+        "link": "none",
+        "seed": 0,
     }
     if json:
         print_json(result)

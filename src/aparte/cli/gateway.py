@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,14 +15,11 @@ from aparte.address import format_address, is_loopback
 from aparte.cli import options
 from aparte.cli.drafting import choose_decoding
 from aparte.cli.output import note, print_json, progress_bar
-from aparte.cli.protection import check_draws, privacy_line, settle
+from aparte.cli.protection import check_draws, privacy_line, read_pseudonyms, settle
 from aparte.cli.setup import DRAFT_LINE
 from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling
 from aparte.errors import UserError
 from aparte.privacy.protection import Protection
-
-if TYPE_CHECKING:
-    from aparte.api import Aparte
 
 DEFAULT_PORT = 8000
 DEFAULT_SESSIONS = 4
@@ -64,6 +61,8 @@ def gateway(
     defence: options.Defence = Protection.defence,
     constant_shape: options.Shape = None,
     private_ends: options.Ends = None,
+    pseudonyms: options.NameList = None,
+    spacy_model: options.SpacyModel = None,
     dtype: options.Dtype = Compute.dtype,
     device: options.DeviceOption = Compute.device,
     kv: options.Kv = Compute.kv,
@@ -108,6 +107,7 @@ def gateway(
         remember=False,
     )
     decoding = protection.limit(decoding)
+    replaced = read_pseudonyms(pseudonyms, json, spacy_model)
     with contextlib.ExitStack() as stack:
         # Before the model is loaded: a port that is taken should show at once.
         listener = stack.enter_context(_listen(host, port))
@@ -115,7 +115,9 @@ def gateway(
             app_module = _import_app()
             from aparte.api import Aparte, Connection
             from aparte.drafts import DraftPlan
+            from aparte.gateway.hiding import Hiding
 
+            hiding = None if replaced is None else Hiding(*replaced)
             notices: list[str] = []
             connection = Connection(
                 model,
@@ -147,10 +149,13 @@ def gateway(
         check_draws(defence, hosted, ready.blueprint.layers)
         for notice in notices:
             note(notice)
-        if not json and target == "draft":
-            note(DRAFT_LINE)
-        elif not json and cloud:
-            note(privacy_line(ready.blueprint, hosted, defence, ready.ends))
+        verdict = None
+        if target == "draft":
+            verdict = DRAFT_LINE
+        elif cloud:
+            verdict = privacy_line(ready.blueprint, hosted, defence, ready.ends)
+        if verdict is not None and not json:
+            note(verdict)
         name = Path(model).name if Path(model).exists() else model
         url = f"http://{format_address(listener.getsockname()[:2])}"
         if not is_loopback(host):
@@ -159,7 +164,10 @@ def gateway(
             print_json({"listening": url, "base_url": f"{url}/v1", "model": name})
         else:
             note(f"{name} answers at {url}/v1, and to people at {url}/ (Ctrl-C stops)")
-        _serve(app_module, ready, name, key, tuple(alias or ()), listener)
+        application = app_module.create_app(
+            ready, name, key=key, aliases=tuple(alias or ()), hiding=hiding, verdict=verdict
+        )
+        _serve(application, listener)
 
 
 def _import_app() -> Any:
@@ -174,18 +182,11 @@ def _import_app() -> Any:
     return app
 
 
-def _serve(
-    app_module: Any,
-    model: Aparte,
-    name: str,
-    key: str | None,
-    aliases: tuple[str, ...],
-    listener: socket.socket,
-) -> None:
+def _serve(application: Any, listener: socket.socket) -> None:
     import uvicorn
 
     config = uvicorn.Config(
-        app_module.create_app(model, name, key=key, aliases=aliases),
+        application,
         log_level="critical",  # its tracebacks could hold text
         access_log=False,
         server_header=False,

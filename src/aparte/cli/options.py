@@ -37,14 +37,17 @@ BatchInvariant = Annotated[
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Cloud = Annotated[
-    str | None, typer.Option(help="ws://host:port or wss://host:port. Without it: a middle of our own.")
+    str | None,
+    typer.Option(
+        help="ws://host:port, wss://host:port or ssh://user@host/port. Without it: a middle of our own."
+    ),
 ]
 Clouds = Annotated[
     list[str] | None,
     typer.Option(
         "--cloud",
-        help="ws://host:port or wss://host:port; more than one: where the first is away, the next is asked. "
-        "Without it: a middle of our own.",
+        help="ws://host:port, wss://host:port or ssh://user@host/port; more than one: where the first is "
+        "away, the next is asked. Without it: a middle of our own.",
         show_default=False,
     ),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -47,6 +48,10 @@ def plan(
     node_ms: Annotated[float | None, typer.Option(help="One more node on both sides, ms.")] = None,
     device_bandwidth: Annotated[float | None, typer.Option(help="Of the device's memory, GB/s.")] = None,
     cloud_bandwidth: Annotated[float | None, typer.Option(help="Of the cloud's memory, GB/s.")] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Output of bench step --json, for many users.", show_default=False),
+    ] = None,
     wire: options.Wire = "auto",
     dtype: options.Dtype = Compute.dtype,
     json: options.Json = False,
@@ -73,6 +78,7 @@ def plan(
             price=price,
             dtype=Compute(dtype).dtype,  # type: ignore[arg-type]
             wire=wire,  # type: ignore[arg-type]
+            measured=measured,
             draft=draft,
             own=Own(
                 device_ms=device_ms,
@@ -139,6 +145,9 @@ def _show(report: dict[str, Any]) -> None:
             for row in report["projections"]
         ],
     )
+    for name, rows in report["fleet"].items():
+        write("\n")
+        _show_fleet(name, rows, report["users"], report["reference_rtt_ms"])
     write("\n")
     show_table(
         f"Ways to divide the work at {report['reference_rtt_ms']:g} ms, one user",
@@ -175,3 +184,20 @@ def _show(report: dict[str, Any]) -> None:
     note(f"Sizes: {report['source']}. What the times rest on:")
     for one in report["assumptions"]:
         note(f"  {one['name']} = {one['value']:g} {one['unit']}: {one['source']}")
+
+
+def _show_fleet(name: str, rows: list[dict[str, Any]], users: int, rtt_ms: float) -> None:
+    show_table(
+        f"{users} users at {rtt_ms:g} ms, {name}, simulated",
+        ["replicas", "tok/s", "per user", "step p50 ms", "p95", "queue p95", "busy"],
+        [
+            [
+                str(row["replicas"]),
+                f"{row['tok_s']:.1f}",
+                f"{row['tok_s'] / users:.2f}",
+                *(f"{row[f'{kind}_ms']:.1f}" for kind in ("step_p50", "step_p95", "queue_p95")),
+                f"{row['busy']:.0%}",
+            ]
+            for row in rows
+        ],
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from aparte.answer import Writer
     from aparte.config import Cut
     from aparte.model.parts import Blueprint
+    from aparte.privacy.finders import Finder, Listed
     from aparte.privacy.pseudonyms import Pseudonyms
     from aparte.privatize.ends import PrivateEnds
 
@@ -78,13 +80,24 @@ def report_cadence(writer: Writer, quiet: bool) -> None:
 
 def open_pseudonyms(file: Path | None, quiet: bool, spacy_model: str | None = None) -> Pseudonyms | None:
     """The pseudonyms of one conversation, with the names in ``file``; None without one."""
+    replaced = read_pseudonyms(file, quiet, spacy_model)
+    if replaced is None:
+        return None
+    from aparte.privacy.pseudonyms import Pseudonyms
+
+    return Pseudonyms(*replaced)
+
+
+def read_pseudonyms(
+    file: Path | None, quiet: bool, spacy_model: str | None = None
+) -> tuple[Sequence[Listed], Sequence[Finder]] | None:
+    """The names in ``file`` and what finds more of them; None without one."""
     if file is None:
         if spacy_model is not None:
             raise UserError("--spacy-model finds names for --pseudonyms. Give that too, or leave it out.")
         return None
-    from aparte.privacy.finders import Finder, find_patterns, read_names
+    from aparte.privacy.finders import find_patterns, read_names
     from aparte.privacy.presidio import PresidioMissing, presidio_finder
-    from aparte.privacy.pseudonyms import Pseudonyms
 
     names = read_names(file)
     finders: list[Finder] = [find_patterns]
@@ -106,4 +119,4 @@ def open_pseudonyms(file: Path | None, quiet: bool, spacy_model: str | None = No
             f"The model sees stand-ins for {len(names)} listed names, for e-mail addresses, dates and "
             f"numbers of five digits or more, {more}."
         )
-    return Pseudonyms(names, finders)
+    return names, finders

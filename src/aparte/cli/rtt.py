@@ -69,6 +69,7 @@ def rtt(
     from aparte.config import WireName, one_of
     from aparte.measure import prompts as built_in
     from aparte.measure import rtt_runs
+    from aparte.measure.prompts import digest
     from aparte.measure.rtt_report import GRID, RttReport, parse_cuts, parse_grid
     from aparte.model.needed import needed_by_device
     from aparte.model.parts import Blueprint
@@ -129,6 +130,7 @@ def rtt(
             "wire": wire,
             "cloud": cloud,
             "prompts": prompts,
+            "prompt_hash": digest(built_in.PROMPTS[:prompts]),
             "max_new_tokens": max_new_tokens,
             "repeats": repeats,
             "seed": seed,

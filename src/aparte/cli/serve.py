@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aparte.address import DEFAULT_PORT
 from aparte.cli import options
 from aparte.cli.output import note, print_json, progress_bar
 from aparte.config import Compute, Cut, ServerLimits, one_of, state_dir
 from aparte.errors import UserError
-from aparte.fingerprint import WHOLE
+from aparte.fingerprint import WHOLE, Fingerprint
 
 if TYPE_CHECKING:
-    from aparte.cloud.engine import Engine
     from aparte.cloud.keys import Keyring
     from aparte.cloud.server import MiddleServer
-
-DEFAULT_PORT = 7600
 
 
 #: Ways to come by a certificate besides --tls-cert.
@@ -96,6 +94,20 @@ def serve(
     show_manifest: Annotated[
         bool, typer.Option("--show-manifest", help="Check the shard MODEL, print what is in it, and end.")
     ] = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run replicas on Ray Serve (extra: ray), behind one address.")
+    ] = False,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|MIN-MAX|auto",
+            help="With --ray: how many, as the queue asks for (auto, the default) or fixed.",
+            show_default=False,
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Split every layer over N GPUs (or CPU processes).")
+    ] = 1,
     exit_with_parent: Annotated[int | None, typer.Option(hidden=True, metavar="PID")] = None,
     json: options.Json = False,
 ) -> None:
@@ -134,37 +146,36 @@ def serve(
     where = None if whole else _cut_of(model, cut)
     if whole and cut != str(Cut()):
         raise UserError("--cut has no use with --whole, which serves the model in one piece. Leave one out.")
+    if replicas is not None and not ray:
+        raise UserError("--replicas is for Ray Serve. Give --ray too, or leave it out.")
     if whole and inner_cuts:
         raise UserError("--inner-cuts has no use with --whole, where there is no cut. Leave one out.")
     compute = Compute(dtype, device, kv, batch_invariant)  # type: ignore[arg-type]
 
     keys, shown_token = _open_keys(tokens, token)
 
+    from aparte.cloud.serving import Served
+
+    served = Served(model, where, compute, limits, tensor_parallel, inner=inner_cuts)
+    if ray:
+        from aparte.cli.serve_ray import serve_on_ray
+
+        address = (host, port, tls_cert, tls_key)
+        serve_on_ray(
+            served,
+            keys,
+            replicas or "auto",
+            address,
+            token=shown_token,
+            parent=exit_with_parent,
+            json=json,
+        )
+        return
     with progress_bar(quiet=json) as progress:
         from aparte.cloud.server import MiddleServer, compute_thread
-        from aparte.model.needed import needed_by_cloud
-        from aparte.model.parts import Blueprint
-        from aparte.model.registry import resolve
-
-        needed = None if where is None else needed_by_cloud(where)
-        folder = resolve(model, wanted=needed, tokenizer=False, progress=progress)
-
-        def load() -> Engine:
-            blueprint = Blueprint.open(folder, compute)
-            engine: Engine
-            if where is None:
-                from aparte.cloud.verifier import load_verifier
-
-                engine = load_verifier(blueprint, model, limits, progress)
-            else:
-                from aparte.cloud.load import load_engine
-
-                engine = load_engine(blueprint, where, model, limits, progress, inner=inner_cuts)
-            engine.probe()
-            return engine
 
         worker = compute_thread()
-        engine = worker.submit(load).result()
+        engine = worker.submit(served.load, progress).result()
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("websockets").setLevel(logging.ERROR)
@@ -219,11 +230,36 @@ async def _run(
     json: bool,
 ) -> None:
     actual = await server.start(host, port)
+    announce(server.engine.fingerprint, host, actual, pin, token, json=json)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    watcher = asyncio.create_task(_watch_parent(parent, stop))
+    await stop.wait()
+    watcher.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watcher
+    await server.close()
+
+
+def announce(
+    fingerprint: Fingerprint,
+    host: str,
+    port: int,
+    pin: str | None,
+    token: str | None,
+    *,
+    json: bool,
+    **more: object,
+) -> None:
+    """Say what is served where, and with what ``token`` if it was made just now; as JSON with ``more``."""
     shown = f"[{host}]" if ":" in host else host
-    url = f"{'wss' if pin else 'ws'}://{shown}:{actual}"
-    fingerprint = server.engine.fingerprint
+    url = f"{'wss' if pin else 'ws'}://{shown}:{port}"
     if json:
-        print_json({"listening": url, "model": fingerprint.to_json(), "cut": fingerprint.cut, "pin": pin})
+        print_json(
+            {"listening": url, "model": fingerprint.to_json(), "cut": fingerprint.cut, "pin": pin, **more}
+        )
     elif fingerprint.cut == WHOLE:
         note(f"Serving the whole of {fingerprint.name} at {url} (Ctrl-C stops)")
     else:
@@ -235,17 +271,7 @@ async def _run(
         target = "--target draft" if fingerprint.cut == WHOLE else f"--cut {fingerprint.cut}"
         given = f"APARTE_TOKEN={token} " if token else ""
         note("On the device, with MODEL as it is called there:")
-        note(f"{given}aparte chat MODEL {target} --cloud wss://{reached}:{actual} --pin {pin}")
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    watcher = asyncio.create_task(_watch_parent(parent, stop))
-    await stop.wait()
-    watcher.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await watcher
-    await server.close()
+        note(f"{given}aparte chat MODEL {target} --cloud wss://{reached}:{port} --pin {pin}")
 
 
 async def _watch_parent(parent: int | None, stop: asyncio.Event) -> None:

@@ -60,6 +60,7 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
     emulator, one in a process of its own, as it would be in real use."""
     from aparte.config import WireName, one_of
     from aparte.measure.cloud_process import CloudProcess
+    from aparte.measure.decomposition import Bandwidth
     from aparte.measure.wan_link import WanProfile
 
     one_of(setup.wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
@@ -100,6 +101,8 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
             from aparte.privatize.use import hide
 
             hide(writer.target, ends)
+        if setup.mbps is not None:
+            writer.bandwidth = Bandwidth(setup.mbps, setup.mbps)
         apply(setup.protection, writer)
         bars.close()  # a live bar would take the answer's standard output
         for notice in notices:
@@ -193,7 +196,7 @@ def _relayed(stack: contextlib.ExitStack, url: str, profile: object) -> str:
     if port is None or parts.scheme != "ws" or not parts.hostname:
         raise UserError(
             "--rtt and --mbps emulate a link to ws://host:port addresses only; over TLS the certificate "
-            "would not match. Run `aparte wan` yourself, or leave them out."
+            "would not match, and SSH goes its own way. Run `aparte wan` yourself, or leave them out."
         )
     host, port = stack.enter_context(wan_process((parts.hostname, port), profile))  # type: ignore[arg-type]
     return f"ws://{host}:{port}"

@@ -7,9 +7,9 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
+from aparte.cloud.connection import Connection
 from aparte.cloud.sessions import Computed, Session
 from aparte.errors import FrameError
 from aparte.wire.frames import ErrorFrame, Frame, ResultFrame, StepFrame, decode, encode
@@ -28,7 +28,7 @@ class Queued:
 
 
 async def read_steps(
-    connection: ServerConnection, session: Session, queue: asyncio.Queue[Queued | Exception]
+    connection: Connection, session: Session, queue: asyncio.Queue[Queued | Exception]
 ) -> None:
     """Move steps from the socket to the queue; whatever ends that goes into the queue too."""
     try:
@@ -54,7 +54,7 @@ def result_of(item: Queued, computed: Computed) -> bytes:
     return encode(ResultFrame(item.frame.step.number, computed.compute_ms, queue_ms, computed.payload))
 
 
-async def refuse(connection: ServerConnection, code: str, message: str, retry_after_s: float = 0.0) -> None:
+async def refuse(connection: Connection, code: str, message: str, retry_after_s: float = 0.0) -> None:
     """Tell the device why, and when to come again, then close; it may be gone already."""
     with contextlib.suppress(ConnectionClosed):
         await connection.send(encode(ErrorFrame(code, message[:1000], retry_after_s)))
@@ -62,14 +62,14 @@ async def refuse(connection: ServerConnection, code: str, message: str, retry_af
         await asyncio.gather(connection.close(1008, code), _discard(connection))
 
 
-async def dismiss(connection: ServerConnection, code: str, message: str) -> None:
+async def dismiss(connection: Connection, code: str, message: str) -> None:
     """The same while somebody else is reading from the connection, and will see it end."""
     with contextlib.suppress(ConnectionClosed):
         await connection.send(encode(ErrorFrame(code, message)))
         await connection.close(1008, code)
 
 
-async def _discard(connection: ServerConnection) -> None:
+async def _discard(connection: Connection) -> None:
     with contextlib.suppress(ConnectionClosed):
         while True:
             await connection.recv(decode=False)

@@ -9,7 +9,7 @@ from aparte.config import Cut, ServerLimits
 from aparte.fingerprint import Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
-from aparte.model.shard import check_cut, check_shard, is_shard, read_manifest
+from aparte.model.shard import Manifest, check_cut, check_shard, is_shard, read_manifest
 
 
 def load_engine(
@@ -34,9 +34,7 @@ def load_engine(
     stage = blueprint.stage(cut.middle(blueprint.layers), progress, "middle layers")
     fingerprint = take_fingerprint(blueprint, cut, name)
     if manifest is not None:
-        fingerprint = replace(
-            fingerprint, name=manifest.model, revision=manifest.revision, manifest=manifest.digest
-        )
+        fingerprint = as_shard(fingerprint, manifest)
     return Engine(
         stage,
         fingerprint,
@@ -45,6 +43,11 @@ def load_engine(
         blueprint.precision.name,
         (lambda asked: _part_of(fingerprint, take_fingerprint(blueprint, asked, name))) if inner else None,
     )
+
+
+def as_shard(fingerprint: Fingerprint, manifest: Manifest) -> Fingerprint:
+    """``fingerprint`` of a shard: it goes by what its manifest says."""
+    return replace(fingerprint, name=manifest.model, revision=manifest.revision, manifest=manifest.digest)
 
 
 def _part_of(whole: Fingerprint, part: Fingerprint) -> Fingerprint:

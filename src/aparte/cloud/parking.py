@@ -14,10 +14,10 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 
-from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
+from aparte.cloud.connection import Connection
 from aparte.cloud.keys import Owner
 from aparte.cloud.sessions import Session
 
@@ -34,16 +34,16 @@ class Seat:
         self.name = secrets.token_urlsafe(24) if resumable else ""
         #: Held while a connection's steps are computed: a pass of a lost one may still be under way.
         self.busy = asyncio.Lock()
-        self._holder: ServerConnection | None = None
+        self._holder: Connection | None = None
 
-    def take(self, connection: ServerConnection) -> None:
+    def take(self, connection: Connection) -> None:
         """``connection`` holds the session from now on. One that held it before is cut off."""
         before, self._holder = self._holder, connection
         if before is not None:
             before.transport.abort()
         self.session.on_evict = lambda: None
 
-    def is_held_by(self, connection: ServerConnection) -> bool:
+    def is_held_by(self, connection: Connection) -> bool:
         return self._holder is connection
 
     @property

@@ -19,7 +19,7 @@ import weakref
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.asyncio.server import Server, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
@@ -27,6 +27,7 @@ from websockets.protocol import State
 
 from aparte.cloud.allowance import Allowances, ShareError
 from aparte.cloud.batch import Job
+from aparte.cloud.connection import Connection
 from aparte.cloud.conversation import QUEUE_STEPS, Queued, dismiss, read_steps, refuse, result_of
 from aparte.cloud.engine import Engine
 from aparte.cloud.keys import Keyring, Owner
@@ -96,7 +97,7 @@ class MiddleServer:
         self.counters = Counters()
         self._keys = Keyring.of(token) if token is not None else keys
         #: Whose token a connection came with.
-        self._owners: weakref.WeakKeyDictionary[ServerConnection, Owner] = weakref.WeakKeyDictionary()
+        self._owners: weakref.WeakKeyDictionary[Connection, Owner] = weakref.WeakKeyDictionary()
         self.allowances = Allowances(self._keys)
         self._watcher: asyncio.Task[None] | None = None
         self._tls = tls
@@ -125,18 +126,23 @@ class MiddleServer:
         """Sessions with a connection."""
         return len(self._sessions)
 
+    @property
+    def steps_in_hand(self) -> int:
+        """Steps that came and are not answered yet."""
+        return sum(max(0, session.unanswered) for session in tuple(self._sessions.values()))
+
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port (useful with port 0). Raises :class:`UserError` if it is taken."""
         try:
             self._server = await serve(
-                self._serve_connection,
+                self.serve_connection,
                 host,
                 port,
                 ssl=self._tls,
                 compression=None,
                 max_size=self.engine.max_message_bytes,
                 max_queue=2,  # the rest waits in the session's own queue, or in the kernel
-                process_request=self._process_request,
+                process_request=self.process_request,
                 close_timeout=1,
                 server_header=None,
                 logger=_silent,
@@ -145,8 +151,13 @@ class MiddleServer:
             raise UserError(
                 f"Cannot listen on {host}:{port} ({error.strerror or error}). Choose another --port."
             ) from None
-        self._watcher = asyncio.create_task(self._watch_keys())
+        self.open()
         return int(next(iter(self._server.sockets)).getsockname()[1])
+
+    def open(self) -> None:
+        """Begin to watch the tokens; for whoever brings connections without :meth:`start`."""
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch_keys())
 
     async def close(self) -> None:
         """End all sessions and stop listening."""
@@ -158,7 +169,7 @@ class MiddleServer:
         self.parking.close()
         self._worker.shutdown(wait=True)
 
-    def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
+    def process_request(self, connection: Connection, request: Request) -> Response | None:
         """The door: health checks pass, everything else needs the token; a full house turns away."""
         if request.path == "/health":
             body = json.dumps({"status": "ok", "sessions": self.session_count}).encode()
@@ -207,7 +218,8 @@ class MiddleServer:
                 return_exceptions=True,
             )
 
-    async def _serve_connection(self, connection: ServerConnection) -> None:
+    async def serve_connection(self, connection: Connection) -> None:
+        """One connection that was let in, to its end."""
         number = next(self._numbers)
         owner = self._owners.get(connection)
         self._guests += 1
@@ -230,7 +242,7 @@ class MiddleServer:
             self._guests -= 1
             self.allowances.leave(owner)
 
-    async def _host(self, connection: ServerConnection, number: int) -> None:
+    async def _host(self, connection: Connection, number: int) -> None:
         """One connection from greeting to end.
 
         When this returns or raises, its session is over and the cache free, or parked, or another
@@ -270,7 +282,7 @@ class MiddleServer:
                 (self.parking.park if lost else self.parking.end)(seat)
             log.info("session %d closed", number)
 
-    async def _greet(self, connection: ServerConnection) -> Hello:
+    async def _greet(self, connection: Connection) -> Hello:
         try:
             message = await asyncio.wait_for(connection.recv(decode=False), HELLO_TIMEOUT_S)
         except asyncio.TimeoutError:
@@ -314,7 +326,7 @@ class MiddleServer:
             )
         )
 
-    async def _run_session(self, connection: ServerConnection, session: Session, owner: Owner | None) -> None:
+    async def _run_session(self, connection: Connection, session: Session, owner: Owner | None) -> None:
         if session.closed:  # others needed the memory before it could go on
             raise EvictedError
         queue: asyncio.Queue[Queued | Exception] = asyncio.Queue(QUEUE_STEPS)

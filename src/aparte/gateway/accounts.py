@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from aparte.answer import Answer, Piece
+from aparte.target.outgoing import Sent
 
 
-def usage(answers: Sequence[Answer], prompt_tokens: int, target: str, layer: int | None) -> dict[str, Any]:
+def usage(
+    answers: Sequence[Answer], prompt_tokens: int, target: str, layer: int | None, pseudonyms: int | None
+) -> dict[str, Any]:
     """Of all choices together; ``prompt_tokens`` are those of the prompts, each counted once.
 
-    ``layer`` is the number of layers that hidden states have passed before they leave the device.
+    ``layer`` is the number of layers that hidden states have passed before they leave the device;
+    ``pseudonyms`` how many names and numbers were replaced, None where none are.
     """
     written = sum(len(answer.token_ids) for answer in answers)
     trips = sum(answer.round_trips for answer in answers)
@@ -27,6 +31,7 @@ def usage(answers: Sequence[Answer], prompt_tokens: int, target: str, layer: int
             "bytes_up": sum(answer.bytes_up for answer in answers),
             "bytes_down": sum(answer.bytes_down for answer in answers),
             "revealed": _revealed(answers, target, layer),
+            "pseudonyms": pseudonyms,
         },
     }
 
@@ -56,5 +61,31 @@ def _nodes(answer: Answer) -> int:
 def round_trip(piece: Piece, number: int) -> dict[str, Any]:
     """What a chunk of a stream tells of its round trip."""
     step = piece.record.to_json()
-    kept = ("nodes", "drafted", "step_ms", "rtt_ms", "device_ms", "cloud_ms", "bytes_up", "bytes_down")
+    kept = (
+        "nodes",
+        "drafted",
+        "step_ms",
+        "rtt_ms",
+        "device_ms",
+        "cloud_ms",
+        "queue_ms",
+        "bytes_up",
+        "bytes_down",
+        "reconnects",
+    )
     return {"round_trip": number, "tokens": len(piece.tokens), **{name: step[name] for name in kept}}
+
+
+def what_was_sent(messages: Sequence[Sent]) -> list[dict[str, Any]]:
+    """What a chunk of a stream tells of the messages to the cloud, if it was asked to."""
+    return [
+        {
+            "positions": len(sent.norms),
+            "width": sent.width,
+            "wire": sent.wire,
+            "bytes_up": sent.bytes_up,
+            "norms": [float(f"{norm:.4g}") for norm in sent.norms],
+            "sample": sent.sample.hex(),
+        }
+        for sent in messages
+    ]

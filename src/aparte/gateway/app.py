@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from aparte import __version__
 from aparte.api import Aparte
 from aparte.gateway.door import Door
 from aparte.gateway.events import EventStream, next_of, until_gone
+from aparte.gateway.hiding import Hiding
 from aparte.gateway.metrics import Metrics
 from aparte.gateway.problems import ApiError, from_exception, from_validation, shown
 from aparte.gateway.requests import ChatRequest, CompletionRequest
@@ -31,10 +33,18 @@ CLIENT_LEFT = 499
 #: The page may load what lies beside it and talk to this gateway, and nothing else.
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models")
-PAGE_FILES = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+PAGE_FILES = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "answer.js": "text/javascript",
+    "api.js": "text/javascript",
+    "markdown.js": "text/javascript",
+    "seen.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 
 _ERROR = {
     "type": "object",
@@ -82,9 +92,15 @@ def create_app(
     *,
     key: str | None = None,
     aliases: tuple[str, ...] = (),
+    hiding: Hiding | None = None,
+    verdict: str | None = None,
     keep_alive_s: float = KEEP_ALIVE_S,
 ) -> ASGIApp:
-    """The application for a model that is ready; ``aliases`` are further names that it answers to."""
+    """The application for a model that is ready; ``aliases`` are further names that it answers to.
+
+    ``hiding`` replaces names before the model sees them; ``verdict`` says in a sentence what the cloud can
+    recover.
+    """
     app = FastAPI(
         title="aparte gateway", version=__version__, docs_url=None, redoc_url=None, responses=_PROBLEMS
     )
@@ -122,14 +138,14 @@ def create_app(
     @app.post("/v1/chat/completions", responses=_STREAM, response_model=None)
     async def chat(request: Request, body: ChatRequest) -> Response:
         """The next turn of a conversation."""
-        return await answer(request, body, order_chat)
+        return await answer(request, body, partial(order_chat, hiding=hiding))
 
     @app.post("/v1/completions", responses=_STREAM, response_model=None)
     async def complete(request: Request, body: CompletionRequest) -> Response:
         """The continuation of a text."""
-        return await answer(request, body, order_completion)
+        return await answer(request, body, partial(order_completion, hiding=hiding))
 
-    card = _card(model, name)
+    card = _card(model, name, hiding is not None, verdict)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -173,7 +189,7 @@ async def _whole(request: Request, service: Service, order: Order) -> Response:
         await asyncio.gather(work, gone, return_exceptions=True)
 
 
-def _card(model: Aparte, name: str) -> dict[str, Any]:
+def _card(model: Aparte, name: str, pseudonyms: bool, verdict: str | None) -> dict[str, Any]:
     connection = model.connection
     return {
         "id": name,
@@ -187,6 +203,9 @@ def _card(model: Aparte, name: str) -> dict[str, Any]:
             "chat_template": model.codec.has_chat_template,
             "tools": model.codec.takes_tools,
             "cloud_sees_text": connection.target == "draft",
+            "defence": connection.protection.defence,
+            "pseudonyms": pseudonyms,
+            "verdict": verdict,
         },
     }
 

@@ -46,6 +46,8 @@ def from_exception(error: BaseException) -> ApiError:
     """What to answer when an answer failed. Texts of unknown exceptions are not passed on."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RecursionError):
+        return ApiError(400, "The request is nested too deeply.")
     if isinstance(error, BusyError):
         return ApiError(429, str(error), code="busy")
     if isinstance(error, LinkError):

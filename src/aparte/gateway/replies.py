@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aparte.adjust import TokenLogprob
-from aparte.gateway.accounts import round_trip
+from aparte.gateway.accounts import round_trip, what_was_sent
+from aparte.gateway.hiding import in_json, restored
 from aparte.gateway.tools import Call, ToolCalls
 from aparte.gateway.translate import Order
 from aparte.pool import Part
+from aparte.privacy.restore import Restorer
 from aparte.text.stream import INCOMPLETE
 from aparte.text.tokenizer import Codec
 
@@ -55,10 +57,19 @@ class Choice:
     round_trips: int = 0
     reason: str | None = None
     _parser: ToolCalls = field(default_factory=ToolCalls)
+    _restorer: Restorer = field(default_factory=lambda: Restorer({}))
+
+    def __post_init__(self) -> None:
+        if self.order.names is not None:
+            spell = str if self.order.options.json_schema is None else in_json
+            self._restorer = self.order.names.restorer(spell)
 
     def take(self, part: Part) -> dict[str, Any]:
         """Add what a round trip brought; the choice of its chunk."""
         text, calls = self._parser.feed(part.text) if self.order.tools else (part.text, [])
+        text = self._restorer.feed(text)
+        if (names := self.order.names) is not None:
+            calls = [restored(call, names.restorer) for call in calls]
         self.round_trips += 1
         self.text += text
         before = len(self.logprobs)
@@ -66,11 +77,13 @@ class Choice:
         chunk = self._chunk(text, calls, self._logprobs(before))
         self.calls += calls
         chunk["aparte"] = round_trip(part.piece, self.round_trips)
+        if self.order.include_sent:
+            chunk["aparte"]["sent"] = what_was_sent(part.sent)
         return chunk
 
     def end(self, reason: str | None) -> dict[str, Any]:
         """The choice of the last chunk."""
-        rest = self._parser.finish()
+        rest = self._restorer.feed(self._parser.finish()) + self._restorer.finish()
         self.text += rest
         self.reason = "tool_calls" if self.calls else reason
         return self._chunk(rest, [], None) | {"finish_reason": self.reason}

@@ -67,12 +67,23 @@ class Function(Body):
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class Tool(Body):
     type: Literal["function"]
     function: Function
+
+
+class FunctionName(Body):
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class NamedTool(Body):
+    """The one function that has to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class Schema(Body):
@@ -91,6 +102,9 @@ class ResponseFormat(Body):
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    include_sent: Annotated[
+        bool | None, Field(description="Tell with each chunk what the cloud was sent; an extension.")
+    ] = None
 
 
 class Request(Body):
@@ -122,8 +136,8 @@ class ChatRequest(Request):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None

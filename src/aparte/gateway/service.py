@@ -83,4 +83,5 @@ class Service:
     def _usage(self, order: Order, answers: list[Answer]) -> dict[str, Any]:
         connection = self._model.connection
         prompts = sum(map(len, order.prompts))
-        return usage(answers, prompts, connection.target, self._model.front_layers)
+        replaced = None if order.names is None else order.names.count
+        return usage(answers, prompts, connection.target, self._model.front_layers, replaced)

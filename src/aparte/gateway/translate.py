@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aparte.api import Aparte
+from aparte.gateway.calling import calling
+from aparte.gateway.hiding import Hiding, beginning, hide_message, hide_schema, hide_tool
 from aparte.gateway.problems import ApiError, unsupported
 from aparte.gateway.requests import ChatRequest, CompletionRequest, Message, Request, ResponseFormat
 from aparte.options import Options
+from aparte.privacy.pseudonyms import Pseudonyms
 
 #: What the API promises where a request says nothing.
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_COMPLETION_TOKENS = 16
+_NO_LOGITS = "in draft mode the model's logits stay on the cloud"
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,9 @@ class Order:
     tools: bool = False
     stream: bool = False
     include_usage: bool = False
+    include_sent: bool = False
+    #: What stands for what in the prompts.
+    names: Pseudonyms | None = None
 
     def choices(self) -> list[tuple[tuple[int, ...], Options]]:
         """Prompt and options of every choice, in the order of their indices; choice ``i`` of a prompt has the
@@ -40,17 +48,10 @@ class Order:
         ]
 
 
-def order_chat(model: Aparte, request: ChatRequest) -> Order:
+def order_chat(model: Aparte, request: ChatRequest, hiding: Hiding | None = None) -> Order:
     """Raises :class:`ApiError` that names what can't be had."""
     if not model.codec.has_chat_template:
         raise ApiError(400, "This model has no chat template. Use /v1/completions, which continues text.")
-    tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
-    if request.tool_choice == "none":
-        tools = []
-    if tools and not model.codec.takes_tools:
-        raise unsupported("tools", "this model's chat template has no place for them")
-    if request.parallel_tool_calls and not tools:
-        raise ApiError(400, "`parallel_tool_calls` belongs to `tools`.", param="parallel_tool_calls")
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs`.", param="top_logprobs")
     if request.max_tokens is not None and request.max_completion_tokens is not None:
@@ -58,22 +59,47 @@ def order_chat(model: Aparte, request: ChatRequest) -> Order:
             400, "`max_tokens` and `max_completion_tokens` mean the same. Give one.", param="max_tokens"
         )
     schema = _schema(request.response_format)
-    if schema is not None and tools:
-        raise ApiError(400, "`response_format` and `tools` can't be had together.", param="response_format")
     messages = [_message(model, message, index) for index, message in enumerate(request.messages)]
-    prompt = model.codec.encode_chat(messages, tools or None)
+    names = None
+    call = calling(request)
+    if hiding is not None:
+        names = hiding.conversation(beginning(messages))
+        # In this order a conversation's stand-ins are the same with and without tools.
+        messages = [hide_message(message, names.hide) for message in messages]
+        call = calling(request, lambda tool: hide_tool(tool, names.hide))
+        schema = None if schema is None else hide_schema(schema, names.hide)
+    if call.tools and not model.codec.takes_tools:
+        raise unsupported("tools", "this model's chat template has no place for them")
+    if call.grammar is not None and model.connection.target == "draft":
+        raise unsupported(call.because, _NO_LOGITS)
+    if call.tools and schema is not None:
+        raise ApiError(400, "`response_format` and `tools` can't be had together.", param="response_format")
+    prompt = model.codec.encode_chat(messages, call.tools or None)
     limit = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     top = (request.top_logprobs or 0) if request.logprobs else None
-    options = _options(request, limit or model.max_context, top, schema)
-    return _order(model, request, [prompt], options, chat=True, tools=bool(tools))
+    options = _options(request, limit or model.max_context, top, names)
+    options = replace(
+        options, grammar=call.grammar, json_schema=None if schema is None else json.dumps(schema)
+    )
+    return _order(model, request, [prompt], options, names, chat=True, tools=bool(call.tools))
 
 
-def order_completion(model: Aparte, request: CompletionRequest) -> Order:
+def order_completion(model: Aparte, request: CompletionRequest, hiding: Hiding | None = None) -> Order:
     """Raises :class:`ApiError` that names what can't be had."""
     prompts: list[list[int]] = []
     given: list[Any] = [request.prompt] if isinstance(request.prompt, str) else list(request.prompt)
     if given and isinstance(given[0], int):
         given = [given]
+    names = None
+    if hiding is not None:
+        if not all(isinstance(prompt, str) for prompt in given):
+            raise ApiError(
+                400,
+                "`prompt` is tokens, and this gateway replaces names in text (--pseudonyms). Give text.",
+                param="prompt",
+            )
+        names = hiding.conversation(given)
+        given = [names.hide(prompt) for prompt in given]
     for prompt in given:
         tokens = model.codec.encode(prompt) if isinstance(prompt, str) else prompt
         if not all(0 <= token < model.vocab_size for token in tokens):
@@ -81,8 +107,8 @@ def order_completion(model: Aparte, request: CompletionRequest) -> Order:
         if not tokens:
             raise ApiError(400, "`prompt` is empty: there is nothing to continue.", param="prompt")
         prompts.append(tokens)
-    options = _options(request, request.max_tokens or DEFAULT_COMPLETION_TOKENS, request.logprobs, None)
-    return _order(model, request, prompts, options, chat=False)
+    options = _options(request, request.max_tokens or DEFAULT_COMPLETION_TOKENS, request.logprobs, names)
+    return _order(model, request, prompts, options, names, chat=False)
 
 
 def _order(
@@ -90,6 +116,7 @@ def _order(
     request: Request,
     prompts: list[list[int]],
     options: Options,
+    names: Pseudonyms | None,
     *,
     chat: bool,
     tools: bool = False,
@@ -104,22 +131,31 @@ def _order(
             )
     if model.connection.target == "draft" and (name := options.needs_logits) is not None:
         name = "response_format" if name == "json_schema" else name
-        raise unsupported(name, "in draft mode the model's logits stay on the cloud")
+        raise unsupported(name, _NO_LOGITS)
     if any(token >= model.vocab_size for token, _ in options.logit_bias):
         raise ApiError(400, "`logit_bias` names a token that the model does not have.", param="logit_bias")
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "`stream_options` needs `stream`.", param="stream_options")
-    include = bool(request.stream_options and request.stream_options.include_usage)
+    wanted = request.stream_options
     return Order(
-        tuple(map(tuple, prompts)), options, request.n or 1, chat, tools, bool(request.stream), include
+        tuple(map(tuple, prompts)),
+        options,
+        request.n or 1,
+        chat,
+        tools,
+        bool(request.stream),
+        include_usage=bool(wanted and wanted.include_usage),
+        include_sent=bool(wanted and wanted.include_sent),
+        names=names,
     )
 
 
-def _options(request: Request, limit: int, top: int | None, schema: str | None) -> Options:
+def _options(request: Request, limit: int, top: int | None, names: Pseudonyms | None) -> Options:
     def given(value: Any, default: Any) -> Any:
         return default if value is None else value
 
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    hide: Callable[[str], str] = str if names is None else names.hide
     return Options(
         max_new_tokens=limit,
         temperature=given(request.temperature, DEFAULT_TEMPERATURE),
@@ -127,23 +163,22 @@ def _options(request: Request, limit: int, top: int | None, schema: str | None) 
         top_k=max(0, given(request.top_k, Options.top_k)),
         min_p=given(request.min_p, Options.min_p),
         seed=given(request.seed, secrets.randbelow(2**63)),
-        stop=stop,
+        stop=tuple(map(hide, stop)),
         frequency_penalty=given(request.frequency_penalty, 0.0),
         presence_penalty=given(request.presence_penalty, 0.0),
         logit_bias=tuple((int(token), bias) for token, bias in (request.logit_bias or {}).items()),
         top_logprobs=top,
-        json_schema=schema,
     )
 
 
-def _schema(wanted: ResponseFormat | None) -> str | None:
+def _schema(wanted: ResponseFormat | None) -> dict[str, Any] | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return json.dumps({"type": "object"})
+        return {"type": "object"}
     if wanted.json_schema is None:
         raise ApiError(400, "`response_format.json_schema` is missing.", param="response_format.json_schema")
-    return json.dumps(wanted.json_schema.schema_)
+    return wanted.json_schema.schema_
 
 
 def _message(model: Aparte, message: Message, index: int) -> dict[str, Any]:

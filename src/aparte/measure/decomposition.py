@@ -2,14 +2,17 @@
 
 Clocks of both sides are used, and never compared: the device times its own work and its waits, the cloud says
 how long it computed and how long the step lay in its queue. What is left of a wait is the network's, and of
-that the transfer is ``bytes over bandwidth``, each way, where the bandwidth is known or fitted.
+that the transfer is ``bytes over bandwidth``, each way, where that is known or fitted. Of a step sent
+ahead only what did not overlap with the one before counts: an answer's parts add up to its time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
+from statistics import fmean
 
 from aparte.decode import StepRecord
 
@@ -27,7 +30,7 @@ class Parts:
     """The parts of some steps' wall time, in milliseconds.
 
     ``latency_ms`` is the network's share without transfer; ``rest_ms`` what no clock accounts for: the loop
-    itself between its parts. It is negative where times overlap.
+    itself between its parts.
     """
 
     device_ms: float = 0.0
@@ -89,8 +92,8 @@ def decompose(step: StepRecord, bandwidth: Bandwidth = Bandwidth()) -> Parts:
     """One step's parts. They add up to its wall time; ``rest_ms`` says how well the clocks account for it.
 
     Transfer is capped by what the network took, and shrinks on both ways alike if the bandwidth given is too
-    low for the step. Of steps sent ahead the times overlap with those of the step before, so that their rest
-    is negative.
+    low for the step. What a step sent ahead shared with the one before is left out: latency first, which is
+    what sending ahead hides, then transfer, queue, cloud and the device's own parts.
     """
     timing = step.timing
     up_ms = transfer_ms(timing.bytes_up, bandwidth.mbps_up)
@@ -107,7 +110,23 @@ def decompose(step: StepRecord, bandwidth: Bandwidth = Bandwidth()) -> Parts:
         down_ms=down_ms,
         latency_ms=timing.rtt_ms - up_ms - down_ms,
     )
+    if step.ahead:
+        parts = _without(parts, parts.known_ms - step.step_ms)
     return parts + Parts(rest_ms=step.step_ms - parts.known_ms)
+
+
+#: In this order parts are taken to be hidden behind the step before.
+_HIDDEN = ("latency_ms", "up_ms", "down_ms", "queue_ms", "cloud_ms", "codec_ms", "device_ms")
+
+
+def _without(parts: Parts, hidden_ms: float) -> Parts:
+    """``parts`` with so much less, if it is more than nothing."""
+    left: dict[str, float] = {}
+    for name in _HIDDEN:
+        value = getattr(parts, name)
+        left[name] = value - max(0.0, min(value, hidden_ms))
+        hidden_ms -= value - left[name]
+    return replace(parts, **left)
 
 
 def decompose_all(steps: Iterable[StepRecord], bandwidth: Bandwidth = Bandwidth()) -> Parts:
@@ -122,3 +141,30 @@ def waited_for(steps: Sequence[StepRecord]) -> list[StepRecord]:
     """Steps whose times stand for themselves: without the first, which carries the prompt, and without those
     that were sent ahead or came after ones that were, whose times overlap."""
     return [step for before, step in pairwise(steps) if not (step.ahead or step.stale or before.ahead)]
+
+
+#: Steps that a bandwidth is fitted to at least, and how many of its errors it has to be away from nothing.
+_FEWEST_STEPS, _LEAST_SIGNAL = 8, 4.0
+
+
+def fitted_bandwidth(steps: Sequence[StepRecord]) -> Bandwidth:
+    """The bandwidth, the same both ways, that explains why larger steps take longer on the network.
+
+    Unknown unless the steps differ in size and their times follow it clearly.
+    """
+    waited = waited_for(steps)
+    if len(waited) < _FEWEST_STEPS:
+        return Bandwidth()
+    sizes = [float(step.timing.bytes_up + step.timing.bytes_down) for step in waited]
+    times = [step.timing.rtt_ms for step in waited]
+    mean_size, mean_time = fmean(sizes), fmean(times)
+    spread = sum((size - mean_size) ** 2 for size in sizes)
+    if not spread:
+        return Bandwidth()
+    slope = sum((s - mean_size) * (t - mean_time) for s, t in zip(sizes, times, strict=True)) / spread
+    missed = sum((t - mean_time - slope * (s - mean_size)) ** 2 for s, t in zip(sizes, times, strict=True))
+    error = math.sqrt(missed / (len(waited) - 2) / spread)
+    if slope <= _LEAST_SIGNAL * error or slope <= 0:
+        return Bandwidth()
+    mbps = 8 / (slope * 1e3)
+    return Bandwidth(mbps, mbps)

@@ -22,14 +22,14 @@ from aparte import __version__
 from aparte.address import is_loopback
 from aparte.errors import AparteError
 from aparte.measure.decomposition import Parts
-from aparte.measure.doctor_path import Door, Ping, connect_ms, first_byte, tls_ms
+from aparte.measure.doctor_path import Door, Ping, connect_ms, first_byte, ssh_ms, tls_ms
 from aparte.measure.link_probe import LinkFigures, jitter
 from aparte.wire.frames import PROTOCOL_VERSION
 
 _CONNECTS = 6
 _PINGS = 12
 #: A ping that takes so much longer than a connect has gone further.
-_RELAY_MS, _RELAY_SHARE = 3.0, 0.5
+RELAY_MS, _RELAY_SHARE = 3.0, 0.5
 #: Shares of a round trip, and of a step, from which something is worth a word.
 _JITTER_SHARE, _JITTER_MS = 0.2, 3.0
 _TRANSFER_SHARE = 0.25
@@ -53,6 +53,8 @@ class Diagnosis:
 
     url: str
     tcp_ms: list[float] = field(default_factory=list)
+    #: Setting up the SSH connection, where the way leads through one.
+    ssh_ms: float | None = None
     tls_ms: list[float] = field(default_factory=list)
     ping_ms: list[float] = field(default_factory=list)
     first_byte_ms: float | None = None
@@ -81,7 +83,7 @@ class Diagnosis:
         added = self.relay_adds_ms
         if added is None:
             return None
-        return added > max(_RELAY_MS, _RELAY_SHARE * min(self.tcp_ms))
+        return added > max(RELAY_MS, _RELAY_SHARE * min(self.tcp_ms))
 
     @property
     def step_ms(self) -> Parts | None:
@@ -130,6 +132,7 @@ class Diagnosis:
         return {
             "url": self.url,
             "tcp_rtt_ms": _median(self.tcp_ms),
+            "ssh_ms": _rounded(self.ssh_ms),
             "tls_ms": _median(self.tls_ms),
             "ws_rtt_ms": _median(self.ping_ms),
             "jitter_ms": round(jitter(self.ping_ms), 3) if self.ping_ms else None,
@@ -200,9 +203,12 @@ def _examine(
     found: Diagnosis,
     sample: Callable[[], tuple[LinkFigures, Sample]] | None,
 ) -> None:
-    found.proxied = not is_loopback(door.host) and get_proxy(parse_uri(door.url)) is not None
+    if door.behind is None:
+        found.proxied = not is_loopback(door.host) and get_proxy(parse_uri(door.url)) is not None
+    found.ssh_ms = ssh_ms(door)
     with contextlib.suppress(OSError):  # the link has the words for it
-        found.tcp_ms = [connect_ms(door) for _ in range(_CONNECTS)]
+        times = [connect_ms(door) for _ in range(_CONNECTS)]
+        found.tcp_ms = [time for time in times if time is not None]
     ping.open()
     ping.times_ms(1)
     found.ping_ms = ping.times_ms(_PINGS)
@@ -219,20 +225,6 @@ def _examine(
     found.figures, found.sample = sample()
 
 
-def compare(first: Diagnosis, second: Diagnosis) -> str:
-    """Which of two ways to the same cloud is the shorter one, in words."""
-    for found in (first, second):
-        if not found.ping_ms:
-            return f"{found.url} could not be reached, so that there is nothing to compare."
-    trips = [statistics.median(found.ping_ms) for found in (first, second)]
-    apart = abs(trips[0] - trips[1])
-    noise = max(_RELAY_MS, *(jitter(found.ping_ms) for found in (first, second)))
-    if apart <= noise:
-        return f"Both ways take the same within {noise:.1f} ms: {trips[0]:.1f} and {trips[1]:.1f} ms."
-    better, worse = (first, second) if trips[0] < trips[1] else (second, first)
-    return f"{better.url} is {apart:.1f} ms per round trip shorter than {worse.url}: {min(trips):.1f} ms."
-
-
 def _judge(door: Door, found: Diagnosis) -> None:
     """What is worth a word, in sentences."""
     if found.proxied:
@@ -242,7 +234,7 @@ def _judge(door: Door, found: Diagnosis) -> None:
         )
     elif found.relayed:
         added = found.relay_adds_ms or 0.0
-        if is_loopback(door.host):
+        if is_loopback(door.host) and not door.near_ms:
             found.problems.append(
                 "Something on this machine takes the connection, a tunnel or an emulator, and the cloud is "
                 f"{added:.0f} ms behind it. If it is a tunnel, compare with a direct port, if there is one."
@@ -259,7 +251,7 @@ def _judge(door: Door, found: Diagnosis) -> None:
                 f"Round trips differ by {wobble:.0f} ms from one to the next, which makes them hard to hide. "
                 "On WLAN a cable often helps."
             )
-    if not door.is_tls and not is_loopback(door.host):
+    if not door.is_encrypted:
         found.problems.append(
             "Nothing encrypts the way to this cloud: who listens there learns what it learns, and the token. "
             "Use wss:// or an SSH tunnel."

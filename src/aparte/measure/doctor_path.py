@@ -1,4 +1,4 @@
-"""The layers below the protocol: TCP, TLS, WebSocket and the health page of a server, with their times."""
+"""The layers below the protocol, with their times: TCP, SSH, TLS, WebSocket, and a server's health page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from aparte.address import is_loopback
 from aparte.config import LinkSettings
 from aparte.errors import LinkError
 from aparte.fingerprint import Fingerprint
+from aparte.wire.ssh_address import SshAddress, is_ssh
+from aparte.wire.tunnel import Tunnel, tunnel_to
 from aparte.wire.websocket import WebSocketLink, client_context
 
 
@@ -27,10 +30,22 @@ class Door:
     ca_file: Path | None = None
     settings: LinkSettings = field(default_factory=LinkSettings)
     pins: tuple[str, ...] = ()
+    #: Of an emulated path the round trip to whoever takes the connection, which an emulator cannot delay.
+    near_ms: float = 0.0
+
+    @property
+    def behind(self) -> SshAddress | None:
+        """The address behind an SSH server, if the way leads through one."""
+        return SshAddress.parse(self.url) if is_ssh(self.url) else None
+
+    @property
+    def tunnel(self) -> Tunnel | None:
+        return tunnel_to(self.behind.account) if self.behind else None
 
     @property
     def host(self) -> str:
-        return urlsplit(self.url).hostname or ""
+        """Of the machine, as its certificate has it."""
+        return self.behind.account.host if self.behind else urlsplit(self.url).hostname or ""
 
     @property
     def port(self) -> int:
@@ -39,7 +54,23 @@ class Door:
 
     @property
     def is_tls(self) -> bool:
+        if self.behind:
+            return bool(self.ca_file or self.pins)
         return urlsplit(self.url).scheme == "wss"
+
+    @property
+    def is_encrypted(self) -> bool:
+        """False if what is sent can be read on the way to another machine."""
+        return self.is_tls or is_loopback(self.behind.to[0] if self.behind else self.host)
+
+    def dial(self) -> socket.socket:
+        """A fresh connection to the server; it takes as long on an emulated path as on a real one."""
+        timeout_s = self.settings.connect_timeout_s
+        if self.behind and self.tunnel:
+            return self.tunnel.dial(self.behind.to, timeout_s)
+        connection = socket.create_connection((self.host, self.port), timeout_s)
+        time.sleep(self.near_ms / 1e3)
+        return connection
 
 
 class Ping(WebSocketLink):
@@ -77,10 +108,25 @@ class Ping(WebSocketLink):
         return times
 
 
-def connect_ms(door: Door) -> float:
+def connect_ms(door: Door) -> float | None:
+    """A TCP connect to whoever takes connections there: the server, or the SSH server in front of it. None
+    if that one is reached by way of others."""
+    to = door.tunnel.peer if door.tunnel else (door.host, door.port)
+    if to is None:
+        return None
     started = time.perf_counter()
-    with socket.create_connection((door.host, door.port), door.settings.connect_timeout_s):
+    with socket.create_connection(to, door.settings.connect_timeout_s):
+        time.sleep(door.near_ms / 1e3)
         return (time.perf_counter() - started) * 1e3
+
+
+def ssh_ms(door: Door) -> float | None:
+    """Setting up the SSH connection, logging in included."""
+    if not (door.behind and door.tunnel):
+        return None
+    door.tunnel.close()
+    door.tunnel.dial(door.behind.to, door.settings.connect_timeout_s).close()
+    return door.tunnel.setup_s * 1e3
 
 
 def tls_ms(door: Door) -> float:
@@ -92,7 +138,7 @@ def tls_ms(door: Door) -> float:
 @contextlib.contextmanager
 def _secured(door: Door) -> Iterator[tuple[socket.socket, float]]:
     """A fresh connection, with TLS where the address says so, and how long its handshake took."""
-    with socket.create_connection((door.host, door.port), door.settings.connect_timeout_s) as plain:
+    with door.dial() as plain:
         if not door.is_tls:
             yield plain, 0.0
             return

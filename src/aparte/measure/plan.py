@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aparte.config import Cut, DtypeName, WireName
@@ -11,8 +12,10 @@ from aparte.errors import UserError
 from aparte.measure import plan_size
 from aparte.measure.plan_modes import Draft, Mode, rounded
 from aparte.measure.plan_presets import look_up
+from aparte.measure.plan_queue import Crowd, Curve, enough, simulate
 from aparte.measure.plan_size import GB, Memory, Shape
 from aparte.measure.plan_speed import (
+    CLOUD_NODE_SHARE,
     Assumption,
     Drafting,
     Own,
@@ -49,6 +52,8 @@ class Question:
     wire: WireName = "auto"
     draft: str | None = None
     own: Own = field(default_factory=Own)
+    #: What ``aparte bench step --json`` printed, for the time of a pass by its nodes.
+    measured: Path | None = None
 
     def __post_init__(self) -> None:
         for name, count in (("--context", self.context), ("--users", self.users)):
@@ -88,6 +93,7 @@ class Plan:
         self.times: Times = step_times(self.shape, self.known, cut, dtype, question.own)
         self.drafting = drafting_of(self.known, question.own)
         self.auto = auto_drafting()
+        self.curve = self._curve()
         self.wire_bytes = 4 if question.wire == "float32" else 2
         self.draft = Draft.of(
             self.known,
@@ -107,14 +113,44 @@ class Plan:
     def tok_s(self, rtt_ms: float, drafting: Drafting | None) -> float:
         """Tokens per second of one user while all ``users`` are busy.
 
-        The cloud computes one step after another, so that so many users wait for each other once its time
-        is used up.
+        Their steps share passes; what they get of one cloud is simulated (:mod:`aparte.measure.plan_queue`).
         """
-        tokens = drafting.tokens if drafting else 1.0
-        nodes = drafting.nodes if drafting else 0.0
-        size = step_bytes(self.shape, self.wire_bytes, nodes)
-        alone_ms = step_ms(self.times, rtt_ms, self.question.mbps, size, drafting)
-        return tokens * 1e3 / max(alone_ms, self.question.users * self.times.cloud_ms)
+        crowd = self.crowd(rtt_ms, drafting)
+        if crowd.users > 1:
+            return simulate(crowd, self.curve).tok_s / crowd.users
+        return crowd.tokens * 1e3 / self._alone_ms(rtt_ms, drafting)
+
+    def crowd(self, rtt_ms: float, drafting: Drafting | None) -> Crowd:
+        """The users, and how long each is away between an answer of the cloud and the next step there."""
+        nodes = 1.0 + (drafting.nodes if drafting else 0.0)
+        away_ms = max(0.0, self._alone_ms(rtt_ms, drafting) - self.curve(nodes))
+        return Crowd(self.question.users, away_ms, nodes, drafting.tokens if drafting else 1.0)
+
+    def fleet(self) -> dict[str, list[dict[str, Any]]]:
+        """What all users get of more and more replicas at the reference round trip; empty for one user."""
+        if self.question.users == 1:
+            return {}
+        rtt_ms = self.question.reference_rtt_ms
+        return {
+            name: [one.to_json() for one in enough(self.crowd(rtt_ms, drafting), self.curve)]
+            for name, drafting in (("sequential", None), ("auto", self.auto))
+        }
+
+    def _alone_ms(self, rtt_ms: float, drafting: Drafting | None) -> float:
+        """A step of one user, with nobody else there."""
+        size = step_bytes(self.shape, self.wire_bytes, drafting.nodes if drafting else 0.0)
+        return step_ms(self.times, rtt_ms, self.question.mbps, size, drafting)
+
+    def _curve(self) -> Curve:
+        if self.question.measured is not None:
+            return Curve.read(self.question.measured)
+        cloud_ms = self.times.cloud_ms
+        return Curve.straight(
+            cloud_ms,
+            CLOUD_NODE_SHARE * cloud_ms,
+            f"an assumption: each node of a shared pass adds {CLOUD_NODE_SHARE:.0%} of a pass, as memory "
+            "bounds a GPU; give --measured for yours",
+        )
 
     def projection(self, rtt_ms: float) -> dict[str, Any]:
         """One row of the table of speeds."""
@@ -182,8 +218,12 @@ class Plan:
         if self.draft:
             found += self.draft.assumptions
         if self.question.users > 1:
+            full_ms = self.curve(self.curve.full)
             found.append(
-                Assumption("users", self.question.users, "busy at a time", "the cloud computes steps in turn")
+                Assumption("full_pass_ms", full_ms, f"ms, {self.curve.full} nodes", self.curve.source)
+            )
+            found.append(
+                Assumption("users", self.question.users, "busy at a time", "their steps share passes")
             )
         return found
 
@@ -242,6 +282,7 @@ class Plan:
             "reference_rtt_ms": question.reference_rtt_ms,
             "rtt_to_compute": rounded(question.reference_rtt_ms / self.times.cloud_ms),
             "projections": [self.projection(rtt_ms) for rtt_ms in question.rtts_ms],
+            "fleet": self.fleet(),
             "modes": [
                 mode.to_json()
                 | {

@@ -33,29 +33,41 @@ def check_plot(file: Path) -> None:
         raise UserError(f"A plot is written as {' or '.join(SUFFIXES)}, not as {file.name}. Rename --plot.")
     if not file.absolute().parent.is_dir():
         raise UserError(f"There is no folder {file.absolute().parent} for --plot. Make it first.")
+    check_drawing("or leave --plot out")
+
+
+def check_drawing(otherwise: str) -> None:
+    """Raise :class:`UserError` if nothing can be drawn; ``otherwise`` says what to do instead."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UserError(
             "Plots need matplotlib, which is not installed. Install it with `pip install 'aparte[plots]'`, "
-            "or leave --plot out."
+            f"{otherwise}."
         ) from None
 
 
 def save_plot(draw: Callable[[], Figure], title: str, file: Path) -> None:
     """Draw and write; the suffix decides between SVG and PNG."""
     check_plot(file)
+    if file.suffix.lower() != ".png":
+        file.write_text(svg_of(draw, title), encoding="utf-8")
+        return
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "aparte", "font.size": 10}):
-        figure = draw()
-        if file.suffix.lower() == ".png":
-            figure.savefig(file, dpi=150)
-            return
+        draw().savefig(file, dpi=150)
+
+
+def svg_of(draw: Callable[[], Figure], title: str) -> str:
+    """The plot as SVG that needs nothing else."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "aparte", "font.size": 10}):
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=nothing, facecolor="none")
-    file.write_text(self_contained(buffer.getvalue(), title), encoding="utf-8")
+        draw().savefig(buffer, format="svg", metadata=nothing, facecolor="none")
+    return self_contained(buffer.getvalue(), title)
 
 
 def self_contained(svg: str, title: str) -> str:

@@ -1,5 +1,10 @@
 """A dozen varied prompts for ``verify`` and the tests. Written for this project."""
 
+from __future__ import annotations
+
+import hashlib
+import json
+
 PROMPTS = (
     "Write a Python function that returns the n-th Fibonacci number, and explain how it works.",
     "Why is the sky blue?",
@@ -15,3 +20,8 @@ PROMPTS = (
     'Complete this JSON: {"name": "Ada", "born": 1815, "fields": [',
     "What should a first-aid kit for a hiking trip contain?",
 )
+
+
+def digest(texts: object) -> str:
+    """A hash of prompts, so that two reports can be told to be of the same ones."""
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]

@@ -94,7 +94,8 @@ class Costs:
     """The fitted part, and what steps carry, by limit on nodes.
 
     ``base_ms`` per round trip, ``cooling_ms`` on top by how long it is, ``drafting_ms`` on top with
-    speculation, ``node_ms`` per speculative node.
+    speculation, ``node_ms`` per speculative node. ``drafting_ms`` may be negative, where the first nodes cost
+    less than the later ones; drafts never cost less than nothing, though.
     """
 
     base_ms: float
@@ -128,8 +129,7 @@ class Costs:
             rtt_ms
             + self.fixed_ms(rtt_ms)
             + shift_ms
-            + (self.drafting_ms if limit else 0.0)
-            + traffic.nodes * self.node_ms
+            + (max(0.0, self.drafting_ms + traffic.nodes * self.node_ms) if limit else 0.0)
             + transfer_ms(traffic.bytes_up, bandwidth.mbps_up)
             + transfer_ms(traffic.bytes_down, bandwidth.mbps_down)
         )
@@ -166,7 +166,8 @@ class Fold:
 
 
 def fit(runs: Sequence[Run]) -> Costs:
-    """Least squares of relative errors, no cost below zero; traffic is that of all runs of a limit.
+    """Least squares of relative errors, no cost below zero, drafts as a whole being one cost; traffic is that
+    of all runs of a limit.
 
     Raises :class:`ValueError` without runs.
     """
@@ -178,7 +179,13 @@ def fit(runs: Sequence[Run]) -> Costs:
         rows = numpy.hstack([rows, cooling])
     left = numpy.array([run.ms - run.link_ms for run in runs])
     weights = numpy.array([1 / run.ms for run in runs])
-    costs = [float(cost) for cost in _not_negative(rows * weights[:, None], left * weights)]
+    drafted = rows[:, 1] > 0
+    costs = [
+        float(cost)
+        for cost in _least_squares(
+            rows * weights[:, None], left * weights, rows[drafted][:, [1, 2]] / rows[drafted][:, [1]]
+        )
+    ]
     base, drafting, node, cooled = (*costs, 0.0)[:4]
     return Costs(base, drafting, node, cooled, _traffic(runs))
 
@@ -187,19 +194,24 @@ def _cooling(rtt_ms: float) -> float:
     return math.log1p(rtt_ms / COOLING_MS)
 
 
-def _not_negative(rows: Array, values: Array) -> Array:
-    """Least squares with no coefficient below zero: the best of all subsets, of which there are few."""
+def _least_squares(rows: Array, values: Array, drafts: Array) -> Array:
+    """Least squares with no coefficient below zero but that of drafting, which is one as long as ``drafts``,
+    rounds and nodes per drafting round, then never cost less than nothing.
+
+    The best of all subsets of columns, of which there are few.
+    """
     count = rows.shape[1]
     best, least = numpy.zeros(count), math.inf
     for subset in range(1, 1 << count):
         chosen = [column for column in range(count) if subset >> column & 1]
         part, *_ = numpy.linalg.lstsq(rows[:, chosen], values, rcond=None)
-        if (part < 0).any():
+        whole = numpy.zeros(count)
+        whole[chosen] = part
+        if (whole[[0, *range(2, count)]] < 0).any() or (drafts @ whole[[1, 2]] < -1e-9).any():
             continue
         error = float(numpy.sum((rows[:, chosen] @ part - values) ** 2))
         if error < least - 1e-15:
-            best, least = numpy.zeros(count), error
-            best[chosen] = part
+            best, least = whole, error
     return best
 
 

@@ -182,11 +182,12 @@ class Bench:
         for number, question in enumerate(questions):
             if progress:
                 progress(number, len(questions))
-            yield known.get(question.id) or self._row(question, number)
+            yield known.get(question.id) or self.row(question, number)
         if progress:
             progress(len(questions), len(questions))
 
-    def _row(self, question: Question, number: int) -> dict[str, Any]:
+    def row(self, question: Question, number: int) -> dict[str, Any]:
+        """One question in every way; ``number`` turns their order."""
         writer = self.edge.writer
         prompt = writer.codec.encode_chat([{"role": "user", "content": question.turns[0]}])
         prompt = prompt[-(writer.target.max_context - self.options.max_new_tokens) :]

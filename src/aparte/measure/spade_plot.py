@@ -16,14 +16,20 @@ if TYPE_CHECKING:
 
 def write_plot(report: dict[str, Any], file: Path) -> None:
     """Draw ``sweep`` of a report; the suffix decides between SVG and PNG."""
-    title = (
+    title = title_of(report)
+    save_plot(lambda: draw(report, title), title, file)
+
+
+def title_of(report: dict[str, Any]) -> str:
+    """What was measured, in a line."""
+    return (
         f"{Path(report['model']).name} verifies what {report['draft']} drafts, {report['accept']}, "
         f"{report['questions']} questions (link simulated)"
     )
-    save_plot(lambda: _draw(report, title), title, file)
 
 
-def _draw(report: dict[str, Any], title: str) -> Figure:
+def draw(report: dict[str, Any], title: str) -> Figure:
+    """Costs on the left, speeds on the right."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

@@ -7,7 +7,6 @@ a machine that gets slower during a run slows both.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections import defaultdict
@@ -19,6 +18,7 @@ from typing import Any
 from aparte.answer import Answer, Writer
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.errors import UserError
+from aparte.measure.prompts import digest
 from aparte.speculate.common import CommonTable
 from aparte.speculate.drafter import Drafter, make_drafter
 from aparte.speculate.neural import TreeModel
@@ -81,8 +81,7 @@ def balanced(questions: Sequence[Question], limit: int | None, seed: int) -> lis
 
 def fingerprint(questions: Sequence[Question]) -> str:
     """A hash of the prompts, so that two reports can be told to be of the same questions."""
-    text = json.dumps([question.turns for question in questions])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return digest([question.turns for question in questions])
 
 
 @dataclass(frozen=True)

@@ -43,23 +43,8 @@ class Reference:
     """The unsplit model, run by ``transformers`` alone: its cache, its masks, its ``generate``."""
 
     def __init__(self, blueprint: Blueprint, eos: frozenset[int]) -> None:
-        from transformers import AutoModelForCausalLM
-
-        precision = blueprint.precision
-        with _no_bars():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                blueprint.checkpoint.folder,
-                dtype=precision.dtype,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-            )
-        if precision.linears != "plain":  # the table of embeddings is kept in 16 bits there, as on the device
-            table = model.get_input_embeddings().weight.data
-            table.copy_(table.half())
-        convert(model, precision)
-        self._model = model.eval()
-        self._device = precision.device
+        self._model = load_unsplit(blueprint)
+        self._device = blueprint.precision.device
         self._eos = sorted(eos)
 
     @torch.inference_mode()
@@ -80,6 +65,34 @@ class Reference:
             [int(token) for token in output.sequences[0, len(prompt) :]],
             torch.cat([row.float().cpu() for row in output.logits]),
         )
+
+
+def load_unsplit(blueprint: Blueprint, layers: int | None = None) -> Any:
+    """The model of ``transformers`` in our precision; only its first ``layers``, if that is given."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    precision, folder = blueprint.precision, blueprint.checkpoint.folder
+    settings: dict[str, Any] = {}
+    if layers is not None:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:layers]
+        settings["config"] = config
+    with _no_bars():
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=precision.dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **settings,
+        )
+    if precision.linears != "plain":  # the table of embeddings is kept in 16 bits there, as on the device
+        table = model.get_input_embeddings().weight.data
+        table.copy_(table.half())
+    convert(model, precision)
+    return model.eval()
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ from aparte.model.naming import Naming
 from aparte.model.precision import Precision as Precision
 from aparte.model.precision import convert as convert
 from aparte.model.stage import Stage
+from aparte.model.tensor_parallel import Split
 
 Progress = Callable[[str, int, int], None]
 
@@ -54,6 +55,8 @@ class Blueprint:
         """
         self.checkpoint = checkpoint
         self.precision = precision
+        #: Which share of every layer this process has; all of it without one.
+        self.split: Split | None = None
         self.family = FAMILIES.get(checkpoint.config_dict["model_type"], UNLISTED)
         self.fused = fused and precision.device.type == "cpu" and self.family.known
         if reason := REFUSED.get(checkpoint.config_dict["model_type"]):
@@ -144,14 +147,15 @@ class Blueprint:
             if progress:
                 progress(label, done, len(layers))
             layer = self.empty_layer(index)
-            self._fill(layer, f"{self._anatomy.decoder}.layers.{index}.")
+            self._fill(layer, f"{self._anatomy.decoder}.layers.{index}.", self.split)
             if not self.fused and self.family.known:
                 # The same one, for several sessions too; or the one that can go node by node.
                 attention.install(layer, attention.NAME if self.precision.invariant else attention.STOCK)
             modules.append(layer)
         if progress:
             progress(label, len(layers), len(layers))
-        return self.wrap(modules, layers.start)
+        stage = self.wrap(modules, layers.start)
+        return self.split.lead(stage) if self.split else stage
 
     def empty_layer(self, index: int) -> nn.Module:
         """A decoder layer without weights, built as the model's number ``index``: a copy."""
@@ -232,12 +236,17 @@ class Blueprint:
         self._fill(norm, f"{self._anatomy.decoder}.{self._anatomy.norm}.")
         return (fast_norm(norm) if self.fused else norm).eval()
 
-    def _fill(self, module: nn.Module, prefix: str) -> None:
+    def _fill(self, module: nn.Module, prefix: str, split: Split | None = None) -> None:
+        """Load ``module``, or this process's share of it."""
         names = [name for name in self._state_names if name.startswith(prefix)]
         tensors = self._naming.read(names)
         if self.change is not None:
             tensors = {name: self.change(name, tensor) for name, tensor in tensors.items()}
         state = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        plan = split.plan(self) if split else {}
+        if split:
+            split.shrink(module, plan)
+            state = {name: split.share(name, tensor, plan) for name, tensor in state.items()}
         try:
             module.load_state_dict(state, strict=True, assign=True)
         except RuntimeError as error:
@@ -246,6 +255,8 @@ class Blueprint:
                 f"{str(error).splitlines()[-1].strip()} Download the model again."
             ) from error
         module.requires_grad_(False)
+        if split:
+            split.join(module, plan)
         convert(module, self.precision, fused=self.fused)
         if self.precision.linears != "plain":
             trim()

@@ -76,9 +76,9 @@ class Pseudonyms:
             "list of names has stand-ins of your own, choose rarer words."
         )
 
-    def restorer(self) -> Restorer:
-        """For one answer, which may come in pieces."""
-        return Restorer(self._originals)
+    def restorer(self, spell: Callable[[str], str] = str) -> Restorer:
+        """For one answer, which may come in pieces. ``spell`` is how originals are written there."""
+        return Restorer({stand_in: spell(original) for stand_in, original in self._originals.items()})
 
     def answered(self, text: str) -> None:
         """The model wrote ``text``; no stand-in yet to come will be a word of it."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,15 @@ from aparte.privacy.tables import (
     domain_table,
     frontier_sentence,
     frontier_table,
-    markdown,
     mlp_table,
     on_all,
-    percent,
     personal_table,
     traffic_sentence,
 )
 from aparte.privacy.threats import BASELINES, THREATS
 from aparte.privacy.verdict import TARGETS
 from aparte.privacy.vocabulary import Vocabulary
+from aparte.report import Block, html_page, markdown_page, percent
 
 _ABOUT: tuple[Any, ...] = (
     Vocabulary,
@@ -53,34 +51,14 @@ _ABOUT: tuple[Any, ...] = (
     Frequency,
     LanguageModelOnly,
 )
-_STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;color:#1f2933}
-body{max-width:62rem;margin:2rem auto;padding:0 1rem}
-h1,h2,h3{line-height:1.2}
-table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overflow-x:auto}
-th,td{border-bottom:1px solid #dde3ea;padding:.3rem .6rem;text-align:right}
-th:first-child,td:first-child{text-align:left}
-td{white-space:nowrap}
-.words td{white-space:normal;text-align:left}
-img{max-width:100%}
-.verdict{border-left:4px solid #d55e00;padding:.2rem 2rem}
-"""
-
-Block = tuple[str, Any]
 
 
 def write_report(results: dict[str, Any], folder: Path) -> None:
     """Write ``results.json``, ``report.md`` and ``report.html`` into ``folder``."""
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     blocks = _blocks(results)
-    (folder / "report.md").write_text("\n".join(map(_markdown, blocks)), encoding="utf-8")
-    title = f"What the cloud can learn: {results['model']}"
-    page = (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
-        f'<meta name="viewport" content="width=device-width">\n<style>{_STYLE}</style>\n'
-        + "\n".join(map(_html, blocks))
-        + "\n</html>\n"
-    )
+    (folder / "report.md").write_text(markdown_page(blocks), encoding="utf-8")
+    page = html_page(f"What the cloud can learn: {results['model']}", blocks)
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
@@ -195,32 +173,3 @@ def _about(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     if traffic.NAME in used:
         table.append([traffic.NAME, titles[traffic.THREAT], traffic.SOURCE, traffic.ASSUMES, traffic.COST])
     return table
-
-
-def _markdown(block: Block) -> str:
-    kind, content = block
-    if kind in ("h1", "h2", "h3"):
-        return f"{'#' * int(kind[1])} {content}\n"
-    if kind in ("table", "words"):
-        return markdown(content) + "\n"
-    if kind in ("verdict", "list"):
-        return "\n".join(f"- {line}" for line in content) + "\n"
-    if kind == "img":
-        return f"({content[0]}: plot in report.html)\n"
-    return f"{content}\n"
-
-
-def _html(block: Block) -> str:
-    kind, content = block
-    if kind in ("table", "words"):
-        head, *rows = content
-        cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-        return f'<table class="{kind}"><tr>{cells}</tr>{"".join(lines)}</table>'
-    if kind in ("verdict", "list"):
-        items = "".join(f"<li>{escape(line)}</li>" for line in content)
-        return f'<ul class="{kind}">{items}</ul>'
-    if kind == "img":
-        title, source = content
-        return f'<h3>{escape(title)}</h3><img alt="{escape(title)}" src="{source}">'
-    return f"<{kind}>{escape(content)}</{kind}>"

@@ -1,4 +1,4 @@
-"""Finished parts of an audit, kept in its folder: a run with the same settings goes on from them."""
+"""Finished parts of an audit or another long run, kept in its folder: one with the same settings goes on."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FILE = "finished.jsonl"
 class Store:
     """Parts by key. A part that was begun and not finished is done again."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        """Raises :class:`UserError` if the folder holds an audit with other settings."""
+    def __init__(self, folder: Path, settings: dict[str, Any], what: str = "an audit") -> None:
+        """Raises :class:`UserError` if the folder holds ``what`` with other settings."""
         self._file = folder / FILE
         self._parts: dict[str, Any] = {}
         #: What all finished parts took, those of interrupted runs included.
@@ -35,7 +35,7 @@ class Store:
         rows = [row for row in map(_parsed, lines) if row is not None]
         if not rows or rows[0] != json.loads(json.dumps(settings)):
             raise UserError(
-                f"{folder} holds an audit with other settings. Give another --out, or delete {self._file}."
+                f"{folder} holds {what} with other settings. Give another --out, or delete {self._file}."
             )
         self._parts = {row["key"]: row["value"] for row in rows[1:]}
         self.seconds = sum(float(row.get("took", 0)) for row in rows[1:])

@@ -9,6 +9,7 @@ from aparte.privacy import traffic
 from aparte.privacy.attack import ALL
 from aparte.privacy.baselines import Frequency, LanguageModelOnly, Uniform
 from aparte.privacy.plots import PAPER_MLP
+from aparte.report import percent
 
 Table = list[list[str]]
 #: Up to this loss of quality (perplexity above the undefended device's) a text counts as kept.
@@ -218,11 +219,6 @@ def traffic_sentence(row: dict[str, Any]) -> str:
 def baselines() -> tuple[str, ...]:
     """The names of what looks at no state."""
     return Uniform.name, Frequency.name, LanguageModelOnly.name
-
-
-def percent(value: float | None) -> str:
-    """``0.123`` as ``12.3 %``; nothing for None."""
-    return "" if value is None else f"{100 * value:.1f} %"
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:

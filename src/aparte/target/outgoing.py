@@ -1,13 +1,15 @@
-"""What may be done to a split target's steps on their way out: by settings, not by the loop."""
+"""What may be done to a split target's steps on their way out, and who watches them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from aparte.step import Step
+from aparte.wire.tensors import TensorCodec
 
 
 class Guard(Protocol):
@@ -50,3 +52,33 @@ class Shape(Protocol):
     def wait(self) -> None:
         """Return when it is time to send."""
         ...
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one message showed the cloud: ``norms`` are the lengths of its hidden states as the cloud reads
+    them, in the order of the nodes, fillers of a constant shape included. ``sample`` is the beginning of its
+    last state, byte by byte."""
+
+    norms: tuple[float, ...]
+    width: int
+    wire: str
+    bytes_up: int
+    sample: bytes
+
+    @classmethod
+    def of(cls, message: bytes, payload: bytes | memoryview, nodes: int, codec: TensorCodec) -> Sent:
+        """Of a ``message`` with the states of so many ``nodes`` as its ``payload``."""
+        norms = codec.decode(payload, nodes).float().norm(dim=-1)
+        last = bytes(payload[(nodes - 1) * codec.bytes_per_node :][:SAMPLE_BYTES])
+        return cls(tuple(norms.tolist()), codec.width, codec.wire, len(message), last)
+
+
+#: Bytes of a state that are shown as they are.
+SAMPLE_BYTES = 24
+
+
+class Witness(Protocol):
+    """Is told of every message on its way out. It stays on this device."""
+
+    def __call__(self, sent: Sent, /) -> None: ...

@@ -14,7 +14,7 @@ from aparte.model.parts import Blueprint, Progress
 from aparte.step import Step
 from aparte.target.base import Ask, Evaluation, Timing
 from aparte.target.exchange import Exchange, message_of
-from aparte.target.outgoing import Guard, Mask, Shape
+from aparte.target.outgoing import Guard, Mask, Sent, Shape, Witness
 from aparte.target.states import StateStore
 from aparte.wire.link import Link
 from aparte.wire.tensors import TensorCodec
@@ -74,6 +74,7 @@ class SplitTarget:
         self._guard: Guard | None = None
         self._shape: Shape | None = None
         self._mask: Mask | None = None
+        self._witness: Witness | None = None
         self.vocab_size = parts.vocab_size
 
     def protect(self, guard: Guard | None = None, shape: Shape | None = None) -> None:
@@ -83,6 +84,10 @@ class SplitTarget:
     def hide(self, mask: Mask) -> None:
         """From now on add ``mask`` to what is sent, before any guard, and take it out of what comes back."""
         self._mask = mask
+
+    def watch(self, witness: Witness) -> None:
+        """From now on tell ``witness`` of everything that is sent."""
+        self._witness = witness
 
     @property
     def shape(self) -> Shape | None:
@@ -145,9 +150,12 @@ class SplitTarget:
             sent = (hidden.float() + mask).to(hidden.dtype)
         if self._guard is not None:
             sent = self._guard(step, tokens, sent)
-        message = message_of(step, self._codec.encode(sent))
+        payload = self._codec.encode(sent)
+        message = message_of(step, payload)
         if self._shape is not None:
             message = self._shape.seal(message)
+        if self._witness is not None:
+            self._witness(Sent.of(message, payload, len(step), self._codec))
         encoded = self._clock()
         begun = _Begun(
             nodes,

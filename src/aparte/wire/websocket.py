@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 from websockets.http11 import Response
@@ -44,6 +45,8 @@ from aparte.wire.frames import (
     encode,
 )
 from aparte.wire.link import error_from, printable
+from aparte.wire.ssh_address import SshAddress, is_ssh
+from aparte.wire.tunnel import tunnel_to
 
 PING_INTERVAL_S = 20.0
 #: How often the way to a cloud is measured before it is compared with others.
@@ -51,7 +54,8 @@ PINGS = 3
 
 
 class WebSocketLink:
-    """One session of a cloud at ``url`` (``ws://`` or ``wss://``), over as many connections as it takes."""
+    """One session of a cloud at ``url`` (``ws://``, ``wss://`` or ``ssh://``), over as many connections as it
+    takes. Through SSH there is TLS as well where a certificate to trust is given."""
 
     def __init__(
         self,
@@ -72,11 +76,17 @@ class WebSocketLink:
         ``manifest`` works out what a shard's manifest has to be, empty if that can't be known here. It is
         asked if the cloud serves a shard.
         """
+        self._behind = SshAddress.parse(url) if is_ssh(url) else None
+        self._tunnel = tunnel_to(self._behind.account) if self._behind else None
+        self._url = url
+        if self._behind:
+            self._url = f"{'wss' if ca_file or pins else 'ws'}://{self._behind.inner}"
         try:
-            uri = parse_uri(url)
+            uri = parse_uri(self._url)
         except (InvalidURI, ValueError):
             raise UserError(
-                f"{url!r} is not a cloud's address. It looks like ws://127.0.0.1:7600 or wss://host:port."
+                f"{url!r} is not a cloud's address. It looks like ws://127.0.0.1:7600, wss://host:port or "
+                "ssh://user@host/7600."
             ) from None
         if ca_file is not None and not uri.secure:
             raise UserError(f"--tls-ca is of no use with {url}, which is not encrypted. Use wss://.")
@@ -87,7 +97,6 @@ class WebSocketLink:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise UserError("The token holds characters that cannot be sent; use printable ASCII.")
         self.where = f"The cloud at {url}"
-        self._url = url
         self._host = uri.host
         self._fingerprint = fingerprint
         self._manifest = manifest
@@ -191,8 +200,14 @@ class WebSocketLink:
 
     def _connect(self) -> ClientConnection:
         timeout_s = self._settings.step_timeout_s
+        through: dict[str, Any] = {}
+        if self._tunnel and self._behind:
+            sock = self._tunnel.dial(self._behind.to, self._connect_s)
+            through = {"sock": sock, "unix": True}
+            if self._ssl:  # the certificate is for the machine's own name
+                through["server_hostname"] = self._behind.account.host
         try:
-            connection = connect(
+            connection: ClientConnection = connect(
                 self._url,
                 ssl=self._ssl,
                 additional_headers={"Authorization": f"Bearer {self._token}"} if self._token else None,
@@ -201,7 +216,8 @@ class WebSocketLink:
                 open_timeout=self._connect_s,
                 ping_interval=min(PING_INTERVAL_S, timeout_s / 4),
                 close_timeout=1,
-                proxy=None if is_loopback(self._host) else True,
+                proxy=None if through or is_loopback(self._host) else True,
+                **through,
             ).__enter__()  # closed by `close`; calling connect() without a context is deprecated
         except InvalidStatus as error:
             raise self._turned_away(error.response) from None

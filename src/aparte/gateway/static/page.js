@@ -1,264 +1,254 @@
-// A chat with the gateway. Text from the model is only ever put into text nodes.
+// The chat: what is said, the settings, the keys. Nothing of what is said is stored anywhere.
+
+import { answer, describe, useKey } from "./api.js";
+import { Answer, Question } from "./answer.js";
+import { make } from "./markdown.js";
 
 const get = (id) => document.getElementById(id);
-const place = get("conversation");
+const THEMES = ["auto", "light", "dark"];
+const KEPT = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "frequency_penalty", "presence_penalty"];
+
+let card = null; // what the gateway says of its model
 let messages = [];
 let running = null; // the AbortController of the answer under way
-let model = "";
+let last = null; // the latest question and answer
 
-function element(name, className, text) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
+// -- the model -------------------------------------------------------------------------------------
 
-function headers() {
-  const key = get("key").value;
-  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
-}
-
-function complain(text) {
-  get("problem").textContent = text;
-  get("problem").hidden = !text;
-}
-
-async function describe() {
+async function connect() {
   try {
-    const reply = await fetch("/v1/models", { headers: headers() });
-    const body = await reply.json();
-    if (!reply.ok) throw new Error(body.error.message);
-    const card = body.data[0];
-    model = card.id;
-    const where = {
-      split: `cut ${card.aparte.cut}: the cloud gets hidden states, from which text can be reconstructed`,
-      draft: "draft mode: the cloud sees the text",
-      local: "all of it on this machine",
-    };
-    get("about").textContent = `${model}, ${where[card.aparte.target]}`;
-    complain("");
+    card = await describe();
   } catch (error) {
     get("about").textContent = "not connected";
-    complain(`${error.message} If this gateway has a key, give it in the settings.`);
+    complain(error, connect);
+    return;
   }
+  settle();
+  const { target, cut, defence, pseudonyms } = card.aparte;
+  const where = {
+    split: `cut ${cut}: the first and last layers run here, the middle on the cloud`,
+    draft: "draft mode: the cloud runs the model and sees the text",
+    local: "all of it on this machine",
+  }[target];
+  const more = [defence === "none" ? "" : `, ${defence} on what is sent`, pseudonyms ? ", names replaced" : ""];
+  get("about").replaceChildren(make("strong", "", card.id), ` · ${where}${more.join("")}`);
 }
 
-function add(role, title) {
-  const article = element("article", role);
-  article.append(element("h2", "", title));
-  const text = element("div", "text");
-  article.append(text);
-  place.append(article);
-  return { article, text };
+// -- what went wrong -------------------------------------------------------------------------------
+
+function settle() {
+  for (const problem of document.querySelectorAll(".problem")) problem.remove();
 }
 
-// Paragraphs, fenced code and `code`; everything else stays as it was written.
-function render(into, source) {
-  into.replaceChildren();
-  source.split(/^```[^\n]*\n?/m).forEach((part, number) => {
-    if (number % 2) {
-      const block = element("pre");
-      block.tabIndex = 0; // it may scroll
-      block.append(element("code", "", part.replace(/\n$/, "")));
-      into.append(block);
-      return;
-    }
-    for (const paragraph of part.split(/\n{2,}/)) {
-      if (!paragraph.trim()) continue;
-      const shown = element("p");
-      paragraph.split(/(`[^`\n]+`|\*\*[^*\n]+\*\*)/).forEach((piece) => {
-        if (/^`.+`$/.test(piece)) shown.append(element("code", "", piece.slice(1, -1)));
-        else if (/^\*\*.+\*\*$/.test(piece)) shown.append(element("strong", "", piece.slice(2, -2)));
-        else shown.append(piece);
-      });
-      into.append(shown);
-    }
-  });
+function complain(error, again) {
+  settle();
+  const box = make("div", "problem");
+  box.setAttribute("role", "alert");
+  box.append(make("p", "", error.message));
+  const button = (name, act) => {
+    const made = make("button", "", name);
+    made.type = "button";
+    made.addEventListener("click", act);
+    box.append(made);
+  };
+  if (error.status === 401) button("Give the key", () => openSettings("key"));
+  button("Try again", again);
+  get("messages").append(box);
+  box.scrollIntoView({ block: "nearest" });
 }
 
-async function* events(reply) {
-  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    held += value;
-    const parts = held.split("\n\n");
-    held = parts.pop();
-    for (const part of parts) {
-      if (!part.startsWith("data: ") || part === "data: [DONE]") continue;
-      yield JSON.parse(part.slice(6));
-    }
-  }
-}
+// -- asking ----------------------------------------------------------------------------------------
 
 function request() {
-  const number = (id) => Number(get(id).value);
-  const system = get("system").value;
-  return {
-    model,
-    messages: system ? [{ role: "system", content: system }, ...messages] : messages,
-    temperature: number("temperature"),
-    top_p: number("top_p"),
-    seed: number("seed"),
-    max_tokens: number("max_tokens"),
-    stream: true,
-    stream_options: { include_usage: true },
-  };
+  const body = { model: card.id, messages };
+  const system = get("system").value.trim();
+  if (system) body.messages = [{ role: "system", content: system }, ...messages];
+  for (const id of KEPT) if (get(id).value !== "") body[id] = Number(get(id).value);
+  const stop = get("stop_strings").value.split("\n").filter(Boolean);
+  if (stop.length) body.stop = stop;
+  return body;
 }
 
-// Where the time of all round trips went, as a bar.
-function timeBar(times) {
-  const total = times.network + times.device + times.cloud;
-  const bar = element("div", "bar");
-  const space = "http://www.w3.org/2000/svg";
-  const drawing = document.createElementNS(space, "svg");
-  drawing.setAttribute("viewBox", "0 0 100 1");
-  drawing.setAttribute("preserveAspectRatio", "none");
-  drawing.setAttribute("role", "img");
-  const words = Object.entries(times).map(([name, ms]) => `${name} ${Math.round(ms)} ms`).join(", ");
-  drawing.setAttribute("aria-label", `Time: ${words}`);
-  let left = 0;
-  for (const [name, ms] of Object.entries(times)) {
-    const width = total ? (100 * ms) / total : 0;
-    const box = document.createElementNS(space, "rect");
-    box.setAttribute("class", name);
-    for (const [key, value] of Object.entries({ x: left, y: 0, width, height: 1 })) box.setAttribute(key, value);
-    drawing.append(box);
-    left += width;
-  }
-  bar.append(drawing);
-  return { bar, words };
+function ask() {
+  const text = get("prompt").value.trim();
+  if (!text || running) return;
+  get("prompt").value = "";
+  grow();
+  get("welcome").hidden = true;
+  messages.push({ role: "user", content: text });
+  const question = new Question(text);
+  get("messages").append(question.article);
+  write(question);
 }
 
-function summarize(footer, usage, times) {
-  const took = usage.aparte;
-  const { bar, words } = timeBar(times);
-  const shown = took.revealed;
-  const seen = {
-    hidden_states: `hidden states of ${shown.positions} positions, after ${shown.after_layer} layers; no text`,
-    tokens: `text: ${shown.positions} tokens`,
-    nothing: "nothing",
-  };
-  footer.replaceChildren(
-    bar,
-    element("span", "", `${usage.completion_tokens} tokens in ${took.round_trips} round trips (${took.mat.toFixed(2)} each)`),
-    element("span", "", words),
-    element("span", "", `${Math.round(took.bytes_up / 1e3)} kB up, ${Math.round(took.bytes_down / 1e3)} kB down`),
-    element("span", "", `The cloud saw ${seen[shown.kind]}.`),
-  );
-}
-
-async function answer() {
+async function write(question) {
+  settle();
+  last?.again?.remove();
+  if (!card) await connect();
+  if (!card) return;
+  const shown = new Answer(card, question);
+  last = shown;
+  get("messages").append(shown.article);
+  follow(true);
   running = new AbortController();
   busy(true);
-  complain("");
-  const { article, text } = add("assistant", "aparte");
-  const trips = element("div", "trips");
-  text.append(trips);
-  const footer = element("footer");
-  article.append(footer);
-  const times = { network: 0, device: 0, cloud: 0 };
-  let written = "";
-  let usage = null;
+  let failure = null;
   try {
-    const reply = await fetch("/v1/chat/completions", {
-      method: "POST",
-      headers: headers(),
-      body: JSON.stringify(request()),
-      signal: running.signal,
-    });
-    if (!reply.ok) throw new Error((await reply.json()).error.message);
-    for await (const event of events(reply)) {
-      if (event.error) throw new Error(event.error.message);
-      if (event.usage) usage = event.usage;
-      for (const choice of event.choices || []) {
-        const piece = choice.delta.content || "";
-        written += piece;
-        if (!choice.aparte) continue;
-        const trip = choice.aparte;
-        times.network += trip.rtt_ms;
-        times.device += trip.device_ms;
-        times.cloud += trip.cloud_ms;
-        const span = element("span", "", piece);
-        span.title = `round trip ${trip.round_trip}: ${trip.tokens} tokens, ${Math.round(trip.step_ms)} ms`;
-        trips.append(span);
-        article.scrollIntoView({ block: "end" });
-      }
+    for await (const chunk of answer(request(), running.signal)) {
+      if ("comment" in chunk) shown.comment(chunk.comment);
+      else shown.take(chunk);
+      follow();
     }
   } catch (error) {
-    if (error.name !== "AbortError") complain(error.message);
+    failure = error;
   }
   running = null;
   busy(false);
-  if (!written) {
-    article.remove();
-    return;
-  }
-  messages.push({ role: "assistant", content: written });
-  finish(article, text, trips, footer, { written, usage, times });
+  end(shown, question, failure);
 }
 
-function finish(article, text, trips, footer, { written, usage, times }) {
-  if (usage) summarize(footer, usage, times);
-  else footer.append(element("span", "", "stopped"));
-  const formatted = element("div");
-  render(formatted, written);
-  formatted.hidden = true;
-  text.append(formatted);
-  const toggle = element("button", "", "Formatted");
-  toggle.type = "button";
-  toggle.setAttribute("aria-pressed", "false");
-  toggle.addEventListener("click", () => {
-    formatted.hidden = !formatted.hidden;
-    trips.hidden = !formatted.hidden;
-    toggle.setAttribute("aria-pressed", String(trips.hidden));
-  });
-  const again = element("button", "again", "Regenerate");
-  again.type = "button";
-  again.addEventListener("click", () => {
-    if (running || article !== place.lastElementChild) return;
-    messages.pop();
-    article.remove();
-    get("seed").value = Number(get("seed").value) + 1;
-    answer();
-  });
-  footer.append(toggle, again);
+function end(shown, question, failure) {
+  const stopped = failure?.name === "AbortError";
+  shown.finish(failure && (stopped ? "stopped" : "failed"));
+  if (!shown.article.isConnected) return; // a new conversation was begun meanwhile
+  const again = () => {
+    if (running) return;
+    if (messages.at(-1)?.role === "assistant") messages.pop();
+    shown.article.remove();
+    write(question);
+  };
+  if (shown.text) messages.push({ role: "assistant", content: shown.text });
+  else if (!shown.trips.length) shown.article.remove();
+  if (failure && !stopped) complain(failure, again);
+  if (shown.actions) shown.again = shown.action("Regenerate", again);
+  else if (stopped) complain({ message: "Stopped before anything was written." }, again);
+  announce(failure ? "The answer ended early." : `Answered: ${shown.text.slice(0, 400)}`);
+  follow();
 }
 
 function busy(is) {
   get("send").hidden = is;
   get("stop").hidden = !is;
+  get("messages").setAttribute("aria-busy", String(is));
+  if (is) announce("The answer is being written.");
 }
 
-function ask() {
-  const question = get("question").value.trim();
-  if (!question || running) return;
-  get("question").value = "";
-  add("user", "You").text.textContent = question;
-  messages.push({ role: "user", content: question });
-  answer();
+function announce(text) {
+  get("announce").textContent = text;
 }
+
+// Keep the end in sight, unless somebody scrolled away from it.
+let atEnd = true;
+function follow(always = false) {
+  if (always || atEnd) window.scrollTo(0, document.documentElement.scrollHeight);
+}
+window.addEventListener("scroll", () => {
+  atEnd = window.innerHeight + window.scrollY >= document.documentElement.scrollHeight - 80;
+});
+
+function grow() {
+  const box = get("prompt");
+  box.style.height = "auto";
+  box.style.height = `${Math.min(box.scrollHeight + 2, window.innerHeight / 3)}px`;
+}
+
+function newConversation() {
+  running?.abort();
+  messages = [];
+  last = null;
+  get("messages").replaceChildren();
+  get("welcome").hidden = false;
+  get("prompt").focus();
+}
+
+// -- settings: those of sampling and the looks are kept in this browser, nothing else ---------------
+
+function recall(name) {
+  try {
+    return localStorage.getItem(`aparte.${name}`);
+  } catch {
+    return null; // not allowed here
+  }
+}
+
+function keep(name, value) {
+  try {
+    localStorage.setItem(`aparte.${name}`, value);
+  } catch {
+    // Then they hold until the page is left.
+  }
+}
+
+function openSettings(field) {
+  get("settings").showModal();
+  get(field || "temperature").focus();
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  get("theme").textContent = `Theme: ${theme}`;
+  keep("theme", theme);
+}
+
+function setMarks(on) {
+  document.body.classList.toggle("marks", on);
+  get("marks").setAttribute("aria-pressed", String(on));
+  keep("marks", on ? "on" : "off");
+}
+
+for (const id of KEPT) {
+  get(id).value = recall(id) ?? get(id).value;
+  get(id).addEventListener("change", () => keep(id, get(id).value));
+}
+setTheme(THEMES.includes(recall("theme")) ? recall("theme") : "auto");
+setMarks(recall("marks") !== "off");
+
+get("theme").addEventListener("click", () => {
+  setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
+});
+get("marks").addEventListener("click", () => setMarks(!document.body.classList.contains("marks")));
+get("open-settings").addEventListener("click", () => openSettings());
+get("close-settings").addEventListener("click", () => get("settings").close());
+get("settings").addEventListener("close", () => {
+  useKey(get("key").value);
+  get("prompt").focus();
+  if (!card) connect();
+});
+get("defaults").addEventListener("click", () => {
+  for (const id of KEPT) {
+    get(id).value = get(id).defaultValue;
+    keep(id, get(id).value);
+  }
+});
+
+// -- keys and clicks -------------------------------------------------------------------------------
 
 get("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   ask();
 });
-get("question").addEventListener("keydown", (event) => {
+get("prompt").addEventListener("input", grow);
+get("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
     ask();
   }
 });
 get("stop").addEventListener("click", () => running?.abort());
+get("new").addEventListener("click", newConversation);
 document.addEventListener("keydown", (event) => {
+  if (get("settings").open) return;
   if (event.key === "Escape") running?.abort();
+  const typing = /^(INPUT|TEXTAREA)$/.test(document.activeElement.tagName);
+  if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) {
+    event.preventDefault();
+    get("prompt").focus();
+  }
 });
-get("new").addEventListener("click", () => {
-  running?.abort();
-  messages = [];
-  place.replaceChildren();
-  get("question").focus();
-});
-get("key").addEventListener("change", describe);
-describe();
+for (const example of document.querySelectorAll("#welcome button")) {
+  example.addEventListener("click", () => {
+    get("prompt").value = example.textContent;
+    ask();
+  });
+}
+connect();
