@@ -21,10 +21,10 @@ from aparte.privacy.tables import (
     domain_table,
     frontier_sentence,
     frontier_table,
-    markdown,
     mlp_table,
     traffic_sentence,
 )
+from aparte.report import markdown_page
 
 ROOT = Path(__file__).parent.parent
 KEPT = Path(__file__).parent / "results" / "audit.json"
@@ -43,13 +43,25 @@ def about(results: dict[str, Any]) -> str:
     )
 
 
-def readme(results: dict[str, Any]) -> str:
-    """The price of every setting, and what it does not keep secret."""
-    return "\n\n".join([about(results), markdown(frontier_table(results)), frontier_sentence(results), BY])
+def readme(audits: list[dict[str, Any]]) -> str:
+    """By depth, of the first audit; and of the first that has prices, every setting and its price."""
+    blocks = [about(audits[0]), markdown(depth_table(audits[0]["attacks"]))]
+    for results in audits:
+        if table := frontier_table(results):
+            if results is not audits[0]:
+                blocks.append(about(results))
+            blocks += [markdown(table), frontier_sentence(results), BY]
+            break
+    return "\n\n".join(blocks)
 
 
-def privacy_page(results: dict[str, Any]) -> str:
-    """Everything: depth, data, domains, defences, traffic."""
+def privacy_page(audits: list[dict[str, Any]]) -> str:
+    """Everything, audit by audit."""
+    return "\n\n".join([*map(everything, audits), BY])
+
+
+def everything(results: dict[str, Any]) -> str:
+    """Depth, data, domains, defences, traffic: what there is."""
     rows = results["attacks"]
     told = [traffic_sentence(row) for row in rows if row["name"] == traffic.NAME]
     blocks = [about(results), "### Without a defence, by depth", markdown(depth_table(rows))]
@@ -61,7 +73,11 @@ def privacy_page(results: dict[str, Any]) -> str:
         blocks += ["### Defences and their price", markdown(table), frontier_sentence(results)]
     if told:
         blocks += ["### Traffic", *told]
-    return "\n\n".join([*blocks, BY])
+    return "\n\n".join(blocks)
+
+
+def markdown(table: list[list[str]]) -> str:
+    return markdown_page([("table", table)]).rstrip()
 
 
 BY = (
@@ -79,17 +95,20 @@ def write(page: Path, block: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="?", help="results.json of an audit")
+    parser.add_argument("results", type=Path, nargs="*", help="results.json of one or more audits")
     parser.add_argument("--print", action="store_true", dest="only_print", help="leave the pages alone")
     options = parser.parse_args()
-    results = json.loads((options.results or KEPT).read_text(encoding="utf-8"))
+    if options.results:
+        audits = [json.loads(file.read_text(encoding="utf-8")) for file in options.results]
+    else:
+        audits = json.loads(KEPT.read_text(encoding="utf-8"))
     if options.only_print:
-        print(readme(results), privacy_page(results), sep="\n\n---\n\n")
+        print(readme(audits), privacy_page(audits), sep="\n\n---\n\n")
         return
     if options.results:
-        KEPT.write_text(json.dumps(results, indent=0) + "\n", encoding="utf-8")
-    write(ROOT / "README.md", readme(results))
-    write(ROOT / "docs" / "privacy.md", privacy_page(results))
+        KEPT.write_text(json.dumps(audits, indent=0) + "\n", encoding="utf-8")
+    write(ROOT / "README.md", readme(audits))
+    write(ROOT / "docs" / "privacy.md", privacy_page(audits))
 
 
 if __name__ == "__main__":

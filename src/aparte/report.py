@@ -1,8 +1,8 @@
 """Reports as a list of blocks, written as one HTML page that needs nothing else, and as Markdown.
 
 A block is a kind and its content: ``h1`` to ``h3`` and ``p`` are text; ``list`` and ``verdict`` a list of
-sentences; ``table`` and ``words`` (whose cells are sentences) a list
-of rows, the head first; ``img`` a title and a picture's address, for HTML alone;
+sentences; ``table`` a list of rows, the head first, ``words`` one whose cells are sentences;
+``img`` a title and a picture's address, for HTML alone;
 ``figure`` a :class:`Picture`, which stands in the page and as a file beside the Markdown. Texts may have
 Markdown's code spans and emphasis.
 """

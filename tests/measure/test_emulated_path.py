@@ -16,7 +16,7 @@ from aparte.measure.emulated_path import EmulatedPath
 from aparte.measure.wan import WanRelay
 from running import running_server
 
-DIRECT, RELAYED = EmulatedPath.parse("60"), EmulatedPath.parse("15+60")
+DIRECT, RELAYED = EmulatedPath.parse("60"), EmulatedPath.parse("15+120")
 
 
 @contextmanager
@@ -39,12 +39,14 @@ def test_a_direct_path_and_a_relayed_one_are_told_apart(llama_folder: Path) -> N
         direct, relayed = examine(first), examine(second)
     assert direct.failure is None
     assert direct.relayed is False
-    assert direct.to_json()["tcp_rtt_ms"] == pytest.approx(60, abs=15)
-    assert direct.to_json()["ws_rtt_ms"] == pytest.approx(60, abs=15)
-    assert direct.to_json()["first_byte_ms"] == pytest.approx(60, abs=25)
+    # The least of several: a busy machine makes all of them longer, and none shorter.
+    assert min(direct.tcp_ms) >= 60
+    assert min(direct.ping_ms) >= 60
+    assert direct.first_byte_ms is not None
+    assert direct.first_byte_ms >= 60
     assert relayed.relayed is True
-    assert relayed.to_json()["tcp_rtt_ms"] == pytest.approx(15, abs=10)
-    assert relayed.to_json()["relay_adds_ms"] == pytest.approx(60, abs=15)
+    assert 15 <= min(relayed.tcp_ms) < 60
+    assert min(relayed.ping_ms) >= 135
     assert any("A relay or proxy takes the connection" in problem for problem in relayed.problems)
     assert compare(relayed, direct).startswith(f"{first.url} is ")
 

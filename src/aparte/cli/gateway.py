@@ -107,7 +107,7 @@ def gateway(
         remember=False,
     )
     decoding = protection.limit(decoding)
-    replaced = read_pseudonyms(pseudonyms, json, spacy_model)
+    replaced = read_pseudonyms(pseudonyms, quiet=json, spacy_model=spacy_model)
     with contextlib.ExitStack() as stack:
         # Before the model is loaded: a port that is taken should show at once.
         listener = stack.enter_context(_listen(host, port))

@@ -146,10 +146,12 @@ def serve(
     where = None if whole else _cut_of(model, cut)
     if whole and cut != str(Cut()):
         raise UserError("--cut has no use with --whole, which serves the model in one piece. Leave one out.")
-    if replicas is not None and not ray:
-        raise UserError("--replicas is for Ray Serve. Give --ray too, or leave it out.")
+    if inner_cuts and (ray or tensor_parallel > 1):
+        raise UserError("--inner-cuts is for one process. Leave out --ray and --tensor-parallel, or it.")
     if whole and inner_cuts:
         raise UserError("--inner-cuts has no use with --whole, where there is no cut. Leave one out.")
+    if replicas is not None and not ray:
+        raise UserError("--replicas is for Ray Serve. Give --ray too, or leave it out.")
     compute = Compute(dtype, device, kv, batch_invariant)  # type: ignore[arg-type]
 
     keys, shown_token = _open_keys(tokens, token)

@@ -45,11 +45,11 @@ def load_engine(
     )
 
 
-def as_shard(fingerprint: Fingerprint, manifest: Manifest) -> Fingerprint:
-    """``fingerprint`` of a shard: it goes by what its manifest says."""
-    return replace(fingerprint, name=manifest.model, revision=manifest.revision, manifest=manifest.digest)
-
-
 def _part_of(whole: Fingerprint, part: Fingerprint) -> Fingerprint:
     """A part's fingerprint; a shard's manifest covers the whole alone, but says what model it is."""
     return replace(part, name=whole.name, revision=whole.revision)
+
+
+def as_shard(fingerprint: Fingerprint, manifest: Manifest) -> Fingerprint:
+    """``fingerprint`` of a shard: it goes by what its manifest says."""
+    return replace(fingerprint, name=manifest.model, revision=manifest.revision, manifest=manifest.digest)

@@ -31,7 +31,7 @@ class Served:
     limits: ServerLimits
     ranks: int = 1
     message_bytes: int | None = None
-    #: Sessions may ask for some of the middle's layers, at a cut of their own.
+    #: Whether a session may use fewer of the hosted layers.
     inner: bool = False
 
     def look(self, progress: Progress | None = None) -> Fingerprint:

@@ -17,6 +17,14 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {_processor()}, Python {platform.python_version()}"
 
 
+def load() -> float | None:
+    """Programs that wanted a processor in the last minute; None where the system does not tell."""
+    try:
+        return round(os.getloadavg()[0], 1)
+    except (AttributeError, OSError):
+        return None
+
+
 def commit() -> str:
     """The commit of the source that runs, with + if it was changed since; the version where there is none."""
     head = _git("rev-parse", "--short", "HEAD")

@@ -281,9 +281,9 @@ class Audit:
     def _places(self) -> list[tuple[str, Cut]]:
         """Which defence is audited at which cut: none at all of them, others at the first and the last.
 
-        One that draws its fronts itself is audited at the first only.
+        At the first only go those that draw their fronts themselves, and all of them in a quick audit.
         """
-        ends = (self._cuts[0], self._cuts[-1])
+        ends = (self._cuts[0], self._cuts[-1] if self._scale.thorough else self._cuts[0])
         return [
             (setting, cut)
             for setting in self._defences

@@ -61,7 +61,7 @@ class Estimate:
             case "mlp" | "sequence":
                 return pairs + min(scale.limit(tokens), 30 * tokens * TRAINING_S)
             case "gradient":
-                return self.passes(3 * scale.steps * scale.descents * scale.length, front)
+                return min(scale.seconds, self.passes(3 * scale.steps * scale.descents * scale.length, front))
             case "completion" | "logit_lens":
                 steps = scale.length * scale.conversations + scale.answer * max(FLOOR, scale.conversations)
                 return self.passes(steps, self.layers)

@@ -52,7 +52,7 @@ class Scale:
     conversations: int = 12
     answer: int = 32
     #: Limits of training and descent.
-    seconds: float = 120.0
+    seconds: float = 60.0
     steps: int = 400
     descents: int = 8
     #: Texts for vocabulary matching where distances alone do not decide, which takes seconds per text.
@@ -66,12 +66,12 @@ class Scale:
     questions: int = 24
     question_tokens: int = 32
     #: Whether the learned attacks run at every cut undefended and on every defence at the first cut, or
-    #: undefended at the first cut alone.
+    #: undefended at the first cut alone; and whether defences are audited at the last cut too.
     thorough: bool = True
 
     def limit(self, tokens: int) -> float:
         """Seconds of training on so much text."""
-        return self.seconds * (4 if tokens > 2 * self.learned_tokens else 1)
+        return self.seconds * (6 if tokens > 2 * self.learned_tokens else 1)
 
 
 QUICK = Scale(

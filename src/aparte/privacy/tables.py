@@ -28,6 +28,8 @@ def frontier_table(results: dict[str, Any]) -> Table:
         setting = setting_of(row)
         prompt = best.get((setting, row["cut"], "prompt"))
         answer = best.get((setting, row["cut"], "answer"))
+        if prompt is None and answer is None:  # nothing attacked it, so a price says nothing
+            continue
         table.append(
             [
                 setting,
@@ -219,9 +221,3 @@ def traffic_sentence(row: dict[str, Any]) -> str:
 def baselines() -> tuple[str, ...]:
     """The names of what looks at no state."""
     return Uniform.name, Frequency.name, LanguageModelOnly.name
-
-
-def markdown(table: Sequence[Sequence[str]]) -> str:
-    """The table as Markdown; its first row is the head."""
-    head, *rows = table
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))

@@ -137,7 +137,12 @@ def differences(found: dict[str, Any]) -> list[str]:
         )
         if far != near:
             more += f" and {percent(many[far]['top1'])} at {far}"
-        says.append(f"{more}: what the 880 samples show is an attacker with little data.")
+        gained = many[near]["top1"] > few[near]["top1"] if near in few else False
+        says.append(
+            f"{more}: with {PAPER_SAMPLES} samples the attacker has little data."
+            if gained
+            else f"{more}, which is no more than with {PAPER_SAMPLES} samples."
+        )
     says.append(
         "Here attacked texts and known texts share no sentence; the paper's 221 test samples come from the texts "
         "trained on."

@@ -6,12 +6,13 @@ All are made from the results alone, so they can say no more than was measured.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from aparte.measure.reproduce.run import SECTIONS
-from aparte.measure.reproduce.section import Section
+from aparte.measure.reproduce.section import Section, number
 from aparte.report import Block, Picture, html_page, markdown_page, write_pictures
 
 PAPERS = {
@@ -65,6 +66,7 @@ def blocks(results: dict[str, Any]) -> list[Block]:
             "run on one machine. So absolute speeds differ everywhere, and what is to be compared are "
             "ratios, shares and shapes. Each section says what the differences come from.",
         ),
+        *_warning(sections),
         ("h2", "In short"),
         ("list", summary(results)),
     ]
@@ -78,6 +80,25 @@ def blocks(results: dict[str, Any]) -> list[Block]:
     return made
 
 
+def _warning(sections: dict[str, Any]) -> list[Block]:
+    """If other programs had the processors while times were taken."""
+    # Both sides of a run of ours, of which one computes at a time, and what else they start.
+    most = (os.cpu_count() or 1) + 1
+    busy = [section["load"] for section in sections.values() if (section.get("load") or 0) > most]
+    if not busy:
+        return []
+    return [
+        (
+            "verdict",
+            [
+                f"This machine was busy with other work meanwhile: up to {max(busy):g} programs wanted its processors "
+                "when a section began. Times and speeds below are those of that crowd and say little; tokens per step, "
+                "shares, bytes, memory and sameness of text do not depend on it. Run it again on a quiet machine."
+            ],
+        )
+    ]
+
+
 def _section(section: Section, entry: dict[str, Any]) -> list[Block]:
     found = entry["result"]
     made: list[Block] = [("h3", section.TITLE), ("p", section.WHAT)]
@@ -89,7 +110,7 @@ def _section(section: Section, entry: dict[str, Any]) -> list[Block]:
 
 
 def _origins(ran: Sequence[Section], sections: dict[str, Any]) -> list[list[str]]:
-    table = [["section", "commit", "seconds", "link", "hash of the prompts"]]
+    table = [["section", "commit", "seconds", "load before", "link", "hash of the prompts"]]
     for section in ran:
         entry = sections[section.KEY]
         found = entry["result"]
@@ -98,5 +119,6 @@ def _origins(ran: Sequence[Section], sections: dict[str, Any]) -> list[list[str]
         link = f"{link}, {found['mbps']:g} Mbit/s" if link and "mbps" in found else link
         link = found.get("grid", link)
         prompts = inner.get("prompts", "")
-        table.append([section.TITLE, entry["commit"], f"{entry['seconds']:.0f}", link, str(prompts)])
+        busy = number(entry.get("load"))
+        table.append([section.TITLE, entry["commit"], f"{entry['seconds']:.0f}", busy, link, str(prompts)])
     return table

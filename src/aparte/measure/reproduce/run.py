@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from aparte import __version__
 from aparte.config import one_of
 from aparte.errors import UserError
-from aparte.measure.origin import commit, machine
+from aparte.measure.origin import commit, load, machine
 from aparte.measure.reproduce import (
     hyper,
     identity,
@@ -96,13 +96,14 @@ def run_sections(
 
 
 def _run(lab: Lab, section: Section) -> dict[str, Any]:
-    started = time.perf_counter()
+    busy, started = load(), time.perf_counter()
     result = section.run(lab)
     return {
         "title": section.TITLE,
         "paper": section.PAPER,
         "machine": machine(),
         "commit": commit(),
+        "load": busy,
         "seconds": round(time.perf_counter() - started, 1),
         "result": result,
     }
