@@ -82,8 +82,8 @@ def markdown(table: list[list[str]]) -> str:
 
 BY = (
     "*Same choices*: share of the device's most probable next tokens on held-out text that are those of the "
-    "undefended device; *same answers*: of whole greedy answers to questions of Spec-Bench. Written by "
-    "`benchmarks/audit_tables.py`."
+    "undefended device; *same answers*: of whole greedy answers to questions of Spec-Bench; *bytes sent*: "
+    "with rounded numbers packed, which `--defence` does not do. Written by `benchmarks/audit_tables.py`."
 )
 
 

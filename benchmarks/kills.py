@@ -13,16 +13,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from clouds import Cloud, say
 
 from aparte.answer import Answer, Writer
 from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
@@ -34,39 +32,6 @@ from aparte.speculate.drafter import make_drafter
 
 #: How answers are written, in turn: decoding mode and temperature.
 WAYS = (("sequential", 0.0), ("auto", 0.8), ("auto", 0.0), ("sequential", 0.8))
-
-
-class Cloud:
-    """``aparte serve`` as a process, always on the same port."""
-
-    def __init__(self, model: str, dtype: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
-        self._command = [
-            *(sys.executable, "-m", "aparte", "serve", model, "--port", str(self.port), "--json"),
-            *("--dtype", dtype, "--exit-with-parent", str(os.getpid())),
-        ]
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"ws://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        self._child = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-
-    def wait_until_ready(self) -> None:
-        assert self._child.stdout is not None
-        if not self._child.stdout.readline():
-            sys.exit("A cloud did not start. Try the same `aparte serve` command by hand.")
-
-    def kill(self) -> None:
-        self._child.send_signal(signal.SIGKILL)
-        self._child.wait()
-        assert self._child.stdout is not None
-        self._child.stdout.close()
 
 
 class Killer(threading.Thread):
@@ -89,6 +54,7 @@ class Killer(threading.Thread):
             used.kill()
             self._left -= 1
             self.kills += 1
+            say(f"kill {self.kills}, {self._left} left")
             used.start()
             used.wait_until_ready()
         self.done.set()

@@ -43,6 +43,7 @@ from aparte.privatize.use import adopt, hide
 from aparte.talk import Chat, Stream, merged
 from aparte.target.split import SplitTarget
 from aparte.text.tokenizer import Codec, Message
+from aparte.wire.record import Recorder
 
 #: Text (a single question), a conversation, or token ids.
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -64,12 +65,16 @@ class Connection:
     link: LinkSettings = field(default_factory=LinkSettings)
     protection: Protection = field(default_factory=Protection)
     pins: tuple[str, ...] = ()
+    #: A new file for every frame that is sent or received.
+    record: Path | None = None
 
     def __post_init__(self) -> None:
         one_of(self.target, TARGETS, "target")
         one_of(self.wire, get_args(WireName), "wire format")
         if self.target == "local" and self.clouds:
             raise UserError("--target local runs the whole model on this machine. Leave the cloud out.")
+        if self.target == "local" and self.record is not None:
+            raise UserError("A recording keeps what a cloud sees, and target local has none. Leave one out.")
 
 
 class Aparte:
@@ -118,10 +123,11 @@ class Aparte:
         # Without a cloud the model's parts are in this process, for one conversation at a time.
         self._pool = Pool(self._open_seat, sessions if remote else min(sessions, 1))
         self._grammars: Grammars | None = None
+        self._recorder = Recorder(connection.record) if connection.record else None
         try:
             seat = self._pool.acquire(()).result()
         except BaseException:
-            self._pool.close()
+            self.close()
             raise
         #: Most tokens of prompt and answer together.
         self.max_context = seat.writer.target.max_context
@@ -152,12 +158,14 @@ class Aparte:
         failover: str = LinkSettings.failover,
         private_ends: Path | None = None,
         sessions: int = 4,
+        record: Path | None = None,
         progress: Progress | None = None,
         notice: Callable[[str], None] | None = None,
     ) -> Aparte:
         """Load the device's part of ``model`` and reach the rest.
 
         The names are those of ``aparte generate``. Of several clouds the first that can be reached is used.
+        ``record`` is a new file that keeps every frame sent and received (:mod:`aparte.wire.record`).
         """
         where = cut if isinstance(cut, Cut) else Cut.parse(cut)
         connection = Connection(
@@ -172,6 +180,7 @@ class Aparte:
             LinkSettings(connect_timeout_s, step_timeout_s, answer_timeout_s, failover=failover),
             Protection.parse(target, Protection.defence, None, private_ends),
             pins=tuple(pins),
+            record=record,
         )
         plan = plan_drafts(model, where, target, decode=decode, draft=draft, draft_length=draft_length)
         return cls(connection, plan, sessions=sessions, progress=progress, notice=notice)
@@ -250,6 +259,8 @@ class Aparte:
     def close(self) -> None:
         """End all sessions."""
         self._pool.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def __enter__(self) -> Aparte:
         return self
@@ -270,6 +281,7 @@ class Aparte:
             "settings": connection.link,
             "progress": self._progress,
             "notice": self._notice,
+            "record": self._recorder,
         }
         if connection.target == "local":
             writer = open_local_writer(blueprint, connection.link, self._progress)

@@ -24,6 +24,7 @@ from aparte.target.split import DeviceParts, SplitTarget
 from aparte.text.tokenizer import Codec
 from aparte.wire.failover import Failover
 from aparte.wire.link import Link
+from aparte.wire.record import Recorder
 from aparte.wire.websocket import WebSocketLink
 
 
@@ -46,20 +47,23 @@ def open_writer(
     progress: Progress | None = None,
     notice: Callable[[str], None] | None = None,
     parts: DeviceParts | None = None,
+    record: Recorder | None = None,
 ) -> Writer:
     """Load front and back, and reach the middle at ``cloud``, or in this process without it.
 
     With a ``cloud``, the connection is made and the fingerprints are compared before this returns. Of several
     the first that can be reached is used, and another one when it goes away. ``notice`` is told, in
     sentences, what the user should know about that cloud. ``parts`` are front and back if they are loaded
-    already: several writers can share them.
+    already: several writers can share them. ``record`` keeps every frame that passes.
     """
     settings = settings or LinkSettings()
     number_format = wire_format(wire, blueprint)
     deadline = Deadline(settings.answer_timeout_s)
+    _describe(record, "split", name, str(cut), number_format, blueprint)
     link: Link
     if cloud is None:
-        link = InProcessLink(load_engine(blueprint, cut, name, progress=progress), number_format)
+        engine = load_engine(blueprint, cut, name, progress=progress)
+        link = InProcessLink(engine, number_format, record.tape() if record else None)
     else:
         link = _connected(
             cloud,
@@ -72,6 +76,7 @@ def open_writer(
             settings,
             deadline,
             notice,
+            record,
             manifest=functools.cache(lambda: digest_of_middle(blueprint, cut, progress)),
         )
     codec = Codec(blueprint.checkpoint.folder)
@@ -92,20 +97,23 @@ def open_draft_writer(
     settings: LinkSettings | None = None,
     progress: Progress | None = None,
     notice: Callable[[str], None] | None = None,
+    record: Recorder | None = None,
 ) -> Writer:
     """Reach the verifier of ``blueprint``'s model at ``cloud``, or have one in this process without it.
 
     With a ``cloud`` nothing of the model is loaded here: what drafts loads what it needs. ``rejection`` is
-    how drafts are accepted where tokens are sampled.
+    how drafts are accepted where tokens are sampled. ``record`` keeps every frame that passes.
     """
     settings = settings or LinkSettings()
     number_format = wire_format(wire, blueprint)
     deadline = Deadline(settings.answer_timeout_s)
+    _describe(record, "draft", name, WHOLE, number_format, blueprint)
     link: Link
     if cloud is None:
         from aparte.cloud.verifier import load_verifier
 
-        link = InProcessLink(load_verifier(blueprint, name, progress=progress), number_format)
+        verifier = load_verifier(blueprint, name, progress=progress)
+        link = InProcessLink(verifier, number_format, record.tape() if record else None)
     else:
         link = _connected(
             cloud,
@@ -118,6 +126,7 @@ def open_draft_writer(
             settings,
             deadline,
             notice,
+            record,
         )
     target = DraftTarget(blueprint, link, number_format, rejection=rejection)
     codec = Codec(blueprint.checkpoint.folder)
@@ -134,6 +143,23 @@ def open_local_writer(
     return Writer(LocalTarget(blueprint, progress), codec, WHOLE, settings.prefill_chunk, recovery=recovery)
 
 
+def _describe(
+    record: Recorder | None, target: str, name: str, cut: str, wire: str, blueprint: Blueprint
+) -> None:
+    if record is not None:
+        record.describe(
+            {
+                "target": target,
+                "model": name,
+                "cut": cut,
+                "wire": wire,
+                "width": blueprint.hidden_size,
+                "layers": blueprint.layers,
+                "dtype": blueprint.precision.name,
+            }
+        )
+
+
 def _connected(
     cloud: str | Sequence[str],
     blueprint: Blueprint,
@@ -145,6 +171,7 @@ def _connected(
     settings: LinkSettings,
     deadline: Deadline,
     notice: Callable[[str], None] | None,
+    record: Recorder | None,
     manifest: Callable[[], str] | None = None,
 ) -> Failover:
     """The connection is made, and both sides mean the same model."""
@@ -160,6 +187,7 @@ def _connected(
                 pins=pins,
                 settings=settings,
                 deadline=deadline,
+                tape=record.tape() if record else None,
                 manifest=manifest,
             )
             for url in ((cloud,) if isinstance(cloud, str) else cloud)

@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from aparte.cloud.pass_cost import DEFAULT_NODES, LEAST_NODES, MOST_NODES, STRETCH, PassCost
+from aparte.cloud.pass_cost import (
+    DEFAULT_NODES,
+    LEAST_NODES,
+    MOST_NODES,
+    PIECE_STRETCH,
+    STRETCH,
+    PassCost,
+)
 
 
 def observed(fixed_ms: float, each_ms: float, *, noise: float = 0.0, passes: int = 200) -> PassCost:
@@ -60,3 +67,15 @@ def test_longer_passes_that_got_faster_are_no_reason_for_nonsense() -> None:
     for nodes in (1, 50) * 10:
         cost.observe(nodes, 100.0 - nodes)
     assert cost.full == MOST_NODES
+
+
+def test_a_piece_of_a_prompt_takes_less_than_a_full_pass() -> None:
+    cost = observed(20.0, 1.0)
+    assert 20 + cost.piece == pytest.approx(20 * PIECE_STRETCH, abs=1)
+    assert PassCost().piece == DEFAULT_NODES // 2
+
+
+@pytest.mark.parametrize(("fixed_ms", "each_ms"), [(20.0, 0.0), (20.0, 0.01), (1.0, 3.0), (5.0, 0.1)])
+def test_a_piece_is_at_least_one_node_and_at_most_half_of_a_pass(fixed_ms: float, each_ms: float) -> None:
+    cost = observed(fixed_ms, each_ms)
+    assert 1 <= cost.piece <= cost.full // 2

@@ -147,6 +147,23 @@ def test_a_long_step_in_company_is_cut_and_others_go_with_its_pieces(engine: Wat
     play(scene, engine)
 
 
+def test_a_prompt_is_cut_smaller_than_a_tree_of_drafts(
+    engine: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aparte.cloud.pass_cost.PassCost.piece", 8)
+
+    async def scene(scheduler: Scheduler) -> None:
+        prompt, drafts = engine.open("float32"), engine.open("float32")
+        tree = Job(drafts, Step(1, 0, ROOT, 0, (ROOT, *[0] * 15)), bytes(16 * 4 * WIDTH))
+        assert (job(prompt, 20).chain, tree.chain) == (20, 2)
+        async with held_up(scheduler, engine):
+            work = [asyncio.create_task(scheduler.compute(one)) for one in (job(prompt, 20), tree)]
+        await asyncio.gather(*work)
+        assert engine.log[1:] == [{prompt: 8, drafts: 16}, {prompt: 8}, {prompt: 4}]
+
+    play(scene, engine)
+
+
 def test_no_pass_is_fuller_than_it_should_be_and_everybody_has_a_turn(engine: Watched) -> None:
     async def scene(scheduler: Scheduler) -> None:
         sessions = [engine.open("float32") for _ in range(6)]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fuzz import Attack
 from safetensors.torch import load_file, save_file
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -311,9 +312,12 @@ def test_health_answers_during_a_long_forward_pass(
     with held_up(server) as stage, raw_device(url, fingerprint) as device:
         device.step(1, ROOT)
         assert stage.entered.wait(5)
-        started = time.monotonic()
-        assert health(url) == {"status": "ok", "sessions": 1}
-        assert time.monotonic() - started < 1
+        waits = []
+        for _ in range(5):
+            started = time.monotonic()
+            assert health(url) == {"status": "ok", "sessions": 1}
+            waits.append(time.monotonic() - started)
+        assert min(waits) < 0.1
         stage.gate.set()
         assert isinstance(device.receive(), ResultFrame)
 
@@ -688,12 +692,15 @@ def test_an_internal_error_ends_one_session_and_tells_nobody_what_it_was(
         monkeypatch.undo()
         device.step(1, ROOT)
         assert isinstance(device.receive(), ResultFrame)
-    assert "internal error: RuntimeError" in caplog.text
+    assert "code=internal type=RuntimeError" in caplog.text
     assert "multiply" not in caplog.text
 
 
+#: All that an event of the log may say: its name, and fields that are numbers, codes or a token's name.
 LOG_LINE = re.compile(
-    r"session \d+ (opened|resumed|closed|ended with error [a-z]+|ended with an internal error: \w+)"
+    r"(session_start|session_end|session_error|refused)"
+    r"( (session|seconds|steps|stale_steps|nodes|bytes_up|bytes_down)=[\d.]+"
+    r"| (resumed|parked)=(True|False)| token=default| code=[a-z]+)+"
 )
 
 
@@ -725,86 +732,30 @@ def test_logs_hold_nothing_of_messages_or_headers(
 
 # -- Fuzzing ---------------------------------------------------------------------------------------
 
+#: `benchmarks/fuzz.py` sends 100,000.
 FUZZED_MESSAGES = 2000
 
 
-def test_mutated_messages_never_crash_the_server(
+def test_broken_messages_never_crash_the_server(
     llama_folder: Path,
     server: MiddleServer,
     url: str,
     fingerprint: Fingerprint,
 ) -> None:
-    hello = encode(Hello(fingerprint.to_json(), "float32"))
-    steps = [
+    """Mutations of real ones, and what hypothesis makes up, beside a device that must not notice."""
+    recorded = [
+        encode(Hello(fingerprint.to_json(), "float32")),
         encode(chain(1, ROOT, 4)),
         encode(chain(2, 3)),
         encode(StepFrame(Step(3, 0, 4, 5, (4, 4, 5, 6)), random.Random(0).randbytes(4 * WIDTH * 4))),
         encode(chain(4, 4, 2, epoch=1)),
     ]
-    codes: dict[str, int] = {}  # what the answers were, by kind
-    left = [FUZZED_MESSAGES]
-
-    async def attack(seed: int) -> None:
-        rng = random.Random(seed)
-        while left[0] > 0:
-            messages = [mutate(hello, rng)]
-            if rng.random() < 0.8:
-                messages = [hello, *(mutate(rng.choice(steps), rng) for _ in range(rng.randint(1, 6)))]
-            left[0] -= len(messages)
-            async with connect_async(url, compression=None, proxy=None, close_timeout=1) as connection:
-                with contextlib.suppress(ConnectionClosed):
-                    for message in (*messages, b"the end"):
-                        await connection.send(message)
-                with contextlib.suppress(ConnectionClosed):
-                    while True:
-                        note(await asyncio.wait_for(connection.recv(decode=False), 10))
-
-    def note(answer: bytes) -> None:
-        frame = decode(answer)
-        code = frame.code if isinstance(frame, ErrorFrame) else type(frame).__name__
-        codes[code] = codes.get(code, 0) + 1
-
-    async def attack_from_all_sides() -> None:
-        await asyncio.gather(*(attack(seed) for seed in range(6)))
-
+    internal = server.counters.errors_by_code["internal"]
+    attack = Attack(url, recorded, FUZZED_MESSAGES, seed=0)
     with undisturbed(llama_folder, url):
-        asyncio.run(attack_from_all_sides())
+        asyncio.run(attack.run())
+    assert attack.sent >= FUZZED_MESSAGES // 2  # a session ends with its first bad message
     assert health(url)["status"] == "ok"
-    assert "internal" not in codes, codes
-    assert {"frame", "slot", "mismatch", "ResultFrame"} <= set(codes), codes
-
-
-def mutate(message: bytes, rng: random.Random) -> bytes:
-    """Something between the message itself and rubbish: most mutations keep the header's length true."""
-    length = int.from_bytes(message[:4], "big")
-    header, payload = bytearray(message[4 : 4 + length]), bytearray(message[4 + length :])
-    match rng.randrange(8):
-        case 0:  # the length lies
-            return (
-                rng.choice([0, 1, length - 1, length + 1, 2**31, 2**32 - 1]).to_bytes(4, "big") + message[4:]
-            )
-        case 1:  # the end is missing
-            return message[: rng.randrange(len(message))]
-        case 2 | 3:  # another number
-            numbers = list(re.finditer(rb"-?\d+", header))
-            if numbers:
-                span = rng.choice(numbers).span()
-                number = rng.choice(
-                    [b"-1", b"0", b"1", b"3", b"7", b"600", b"9007199254740992", b"1e9", b"null"]
-                )
-                header[span[0] : span[1]] = number
-        case 4:  # other characters
-            for _ in range(rng.randint(1, 3)):
-                header[rng.randrange(len(header))] = rng.choice(b'{}[]",:0129aceknps\x00\xff')
-        case 5:  # another payload
-            for _ in range(rng.randint(1, 4)):
-                if payload:
-                    payload[rng.randrange(len(payload))] = rng.randrange(256)
-        case 6:  # a payload of another size
-            del payload[rng.randrange(len(payload) + 1) :]
-            payload += rng.randbytes(rng.choice([0, 4, 128]))
-        case 7:  # a header of another kind
-            header = bytearray(
-                rng.choice([b"{}", b"[]", b"null", b'{"k":"step"}', b'{"k":"error"}', b"[" * 2000])
-            )
-    return len(header).to_bytes(4, "big") + bytes(header) + bytes(payload)
+    assert server.counters.errors_by_code["internal"] == internal
+    assert "internal" not in attack.answers, attack.answers
+    assert {"frame", "slot", "mismatch", "ResultFrame"} <= set(attack.answers), attack.answers

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from aparte.errors import UserError
-from aparte.measure.doctor import compare, examine
+from aparte.measure.doctor import examine
+from aparte.measure.doctor_compare import compare
 from aparte.measure.doctor_path import Door
 from aparte.measure.emulated_path import EmulatedPath
 from aparte.measure.wan import WanRelay

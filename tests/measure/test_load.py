@@ -8,7 +8,7 @@ import pytest
 
 from aparte.config import Compute, Cut
 from aparte.errors import AparteError, UserError
-from aparte.measure.load import Load, Row, _Answers, _Client, measure
+from aparte.measure.load import Client, Load, Row, _Answers, measure
 from aparte.measure.wan_link import WanProfile
 
 FLOAT32 = Compute("float32", "cpu")
@@ -25,7 +25,7 @@ def test_devices_in_company_write_what_one_alone_writes(llama_folder: Path) -> N
     def progress(label: str, done: int, total: int) -> None:
         seen.append((label, done, total))
 
-    wanted = load(str(llama_folder), clients=(1, 2), seconds=0.7, repeats=2, max_new_tokens=12)
+    wanted = load(str(llama_folder), clients=(1, 2), seconds=0.7, repeats=2, max_new_tokens=12, unsplit=True)
     report = measure(wanted, progress)
     assert report["identical"] is True
     assert report["answers"] >= 6
@@ -39,13 +39,15 @@ def test_devices_in_company_write_what_one_alone_writes(llama_folder: Path) -> N
         assert 5 <= row["step_p50_ms"] <= row["step_p95_ms"]
         assert 0 <= row["queue_p50_ms"] <= row["queue_p95_ms"]
         assert 0 < row["cloud_p50_ms"] < row["step_p50_ms"]
-    assert ("rounds", 4, 4) in seen
+    assert report["unsplit_tok_s"] > one["tok_s"]  # which waits for its link
+    assert report["one_to_unsplit"] == pytest.approx(one["tok_s"] / report["unsplit_tok_s"], rel=0.01)
+    assert ("rounds", 6, 6) in seen
     assert ("starting devices", 2, 2) in seen
 
 
 def test_a_device_that_fails_says_why(llama_folder: Path) -> None:
     with (
-        _Client(load(str(llama_folder)), "ws://127.0.0.1:1", "token", 0) as client,
+        Client(load(str(llama_folder)), "ws://127.0.0.1:1", "token", 0) as client,
         pytest.raises(AparteError, match=r"device of the measurement failed: .*cannot be reached"),
     ):
         client.receive()
@@ -78,6 +80,7 @@ def test_a_row_is_made_of_all_its_steps() -> None:
         "queue_p50_ms": 5.0,
         "queue_p95_ms": 9.5,
         "cloud_p50_ms": 7.0,
+        "cloud_p95_ms": 7.0,
         "steps": 100,
     }
 

@@ -24,10 +24,12 @@ from aparte.cli.generate import generate
 from aparte.cli.models import models_app
 from aparte.cli.plan import plan
 from aparte.cli.privatize import privatize
+from aparte.cli.record import record_app
 from aparte.cli.reproduce import reproduce
 from aparte.cli.rtt import rtt
 from aparte.cli.serve import serve
 from aparte.cli.shard import shard
+from aparte.cli.status import status
 from aparte.cli.tokens import tokens_app
 from aparte.cli.verify import verify
 from aparte.cli.wan import wan
@@ -50,6 +52,7 @@ app.command()(audit)
 app.command()(privatize)
 app.command()(forget)
 app.command()(gateway)
+app.command()(status)
 app.command("wan")(wan)
 app.command("plan")(plan)
 app.command("rtt")(rtt)
@@ -59,6 +62,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
 app.add_typer(bridge_app, name="bridge")
 app.add_typer(tokens_app, name="tokens")
+app.add_typer(record_app, name="record")
 
 
 def _version(value: bool) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from aparte.cli import options
-from aparte.cli.output import note, print_json, progress_bar
+from aparte.cli.output import note, print_json, progress_bar, write
 from aparte.config import Compute, Cut, WireName, one_of
+from aparte.errors import UserError
 
 
 def audit(
@@ -71,6 +72,17 @@ def audit(
             show_default=False,
         ),
     ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Attack this recording (of --record) instead, as its cloud could.",
+            show_default=False,
+        ),
+    ] = None,
+    reveal: Annotated[
+        bool, typer.Option("--reveal", help="With --recorded: print the text that was read.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A few minutes instead of over an hour.")] = False,
     finished_only: Annotated[
         bool,
@@ -86,6 +98,26 @@ def audit(
 
     An interrupted audit goes on when started again with the same options and folder.
     """
+    if recorded is not None:
+        useless = {
+            "--cuts": cuts,
+            "--attacks": attacks,
+            "--attacker-tokens": attacker_tokens,
+            "--attacker-ends": attacker_ends,
+            "--quick": quick,
+            "--finished-only": finished_only,
+            "--wire": wire != "auto",
+        }
+        if given := [name for name, value in useless.items() if value]:
+            raise UserError(
+                f"{given[0]} has no use with --recorded: what was sent, and how, is in the recording. "
+                "Leave it out."
+            )
+        where = Compute(dtype, device)  # type: ignore[arg-type]
+        _audit_recorded(model, recorded, out, where, _names(defences), text or [], seed, reveal, json)
+        return
+    if reveal:
+        raise UserError("--reveal shows what was read from a recording. Give one with --recorded.")
     from aparte.model.registry import resolve
     from aparte.privacy.audit import run_audit
     from aparte.privacy.plots import check_plots
@@ -117,6 +149,46 @@ def audit(
     note(f"The report is in {out / 'report.html'}.")
     if json:
         print_json(results)
+
+
+def _audit_recorded(
+    model: str,
+    file: Path,
+    out: Path,
+    compute: Compute,
+    defences: tuple[str, ...],
+    texts: list[Path],
+    seed: int,
+    reveal: bool,
+    json: bool,
+) -> None:
+    from aparte.model.registry import resolve
+    from aparte.privacy.recorded import audit_recording
+    from aparte.privacy.recorded_report import sentences, write_results
+    from aparte.privacy.texts import load_passages
+
+    if len(defences) > 1:
+        raise UserError("A recording was made with one defence. Name that one with --defences.")
+    with progress_bar() as progress:
+        folder = resolve(model, progress=progress)
+        results, read = audit_recording(
+            folder,
+            file,
+            compute,
+            progress,
+            defence=defences[0] if defences else "none",
+            passages=[passage for text in texts for passage in load_passages(text)],
+            seed=seed,
+        )
+    results = {"model": model, "recorded": file.name, **results}
+    write_results(results, out)
+    for sentence in sentences(results):
+        note(sentence)
+    if reveal and not json:
+        for number, text in enumerate(read, start=1):
+            write(f"Session {number}: {text}\n")
+    if json:
+        print_json(results | ({"texts": read} if reveal else {}))
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -25,6 +25,13 @@ def load(
         float, typer.Option(metavar="S", help="How long each number of devices writes, per repeat.")
     ] = 10.0,
     repeats: Annotated[int, typer.Option(metavar="N", help="Repeats, in alternating order.")] = 2,
+    unsplit: Annotated[
+        bool,
+        typer.Option(
+            "--unsplit",
+            help="Also the unsplit model here, in turns; devices then use all the threads they like.",
+        ),
+    ] = False,
     decode: options.Decode = "sequential",
     max_new_tokens: options.MaxNewTokens = 64,
     cut: options.CutOption = str(Cut()),
@@ -54,6 +61,7 @@ def load(
         repeats,
         decode,
         max_new_tokens,
+        unsplit,
     )
     with progress_bar() as progress:
         resolve(model, progress=progress)  # before many processes want to fetch it
@@ -80,4 +88,9 @@ def load(
             for row in report["rows"]
         ],
     )
+    if report["one_to_unsplit"] is not None:
+        note(
+            f"One device has {report['one_to_unsplit']:.0%} of the unsplit model's speed, "
+            f"{report['unsplit_tok_s']:.2f} tok/s."
+        )
     note(f"Same text in every company: {'yes' if report['identical'] else 'no'}")

@@ -67,6 +67,7 @@ def chat(
     answer_timeout: options.AnswerTimeout = LinkSettings.answer_timeout_s,
     retries: options.Retries = LinkSettings.retries,
     remember: options.Remember = False,
+    record: options.Record = None,
     stats: Annotated[bool, typer.Option("--stats", help="A line of numbers after each answer.")] = False,
     json: options.Json = False,
 ) -> None:
@@ -121,6 +122,7 @@ def chat(
         target=target,
         drafting=drafting,
         protection=protection,
+        record=record,
         hosted=hosted,
     )
     # What the model sees, stand-ins and all, so that a follow-up begins with what the cloud holds.

@@ -70,6 +70,7 @@ def generate(
     answer_timeout: options.AnswerTimeout = LinkSettings.answer_timeout_s,
     retries: options.Retries = LinkSettings.retries,
     remember: options.Remember = False,
+    record: options.Record = None,
     marks: Annotated[bool, typer.Option("--marks", help="Mark the tokens of each round trip.")] = False,
     json: options.Json = False,
 ) -> None:
@@ -130,6 +131,7 @@ def generate(
         target=target,
         drafting=drafting,
         protection=protection,
+        record=record,
         hosted=hosted,
     )
     with connect(setup, quiet=json) as writer:

@@ -203,6 +203,16 @@ Retries = Annotated[
 ]
 
 
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Keep what the cloud saw: every frame, as sent and received (see aparte record).",
+        show_default=False,
+    ),
+]
+
+
 def read_token(file: Path | None) -> str | None:
     """The bearer token from ``file``, else from ``$APARTE_TOKEN``."""
     if file is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 from pathlib import Path
@@ -108,6 +107,12 @@ def serve(
     tensor_parallel: Annotated[
         int, typer.Option(metavar="N", min=1, help="Split every layer over N GPUs (or CPU processes).")
     ] = 1,
+    log_format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Lines on standard error: text, or json.")
+    ] = "text",
+    log_level: Annotated[
+        str, typer.Option(metavar="LEVEL", help="The least that is logged: debug, info, warning, error.")
+    ] = "info",
     exit_with_parent: Annotated[int | None, typer.Option(hidden=True, metavar="PID")] = None,
     json: options.Json = False,
 ) -> None:
@@ -116,13 +121,14 @@ def serve(
     MODEL may be a folder that `aparte shard` made. With --whole it serves the whole model to devices that
     draft (--target draft), and sees their text.
     """
-    from aparte.cloud import door
+    from aparte.cloud import door, journal
 
     if show_manifest:
         from aparte.cli.shard import show_manifest as show
 
         show(Path(model), json=json)
         return
+    journal.check(log_format, log_level)
     if tokens is not None and token_file is not None:
         raise UserError("--tokens holds all tokens of a server, --token-file the only one. Give one of them.")
     token = options.read_token(token_file) if tokens is None else None
@@ -160,6 +166,8 @@ def serve(
 
     served = Served(model, where, compute, limits, tensor_parallel, inner=inner_cuts)
     if ray:
+        if (log_format, log_level) != ("text", "info"):
+            raise UserError("Replicas log by way of Ray. Leave out --log-format and --log-level with --ray.")
         from aparte.cli.serve_ray import serve_on_ray
 
         address = (host, port, tls_cert, tls_key)
@@ -179,8 +187,7 @@ def serve(
         worker = compute_thread()
         engine = worker.submit(served.load, progress).result()
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("websockets").setLevel(logging.ERROR)
+    journal.set_up(log_format, log_level)
     pin = None if tls_cert is None else door.pin_of(tls_cert)
     server = MiddleServer(engine, worker=worker, keys=keys, tls=context)
     asyncio.run(_run(server, host, port, pin, shown_token, exit_with_parent, json))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aparte.drafts import Drafts, Model
     from aparte.model.needed import Wanted
     from aparte.model.parts import Blueprint, Progress
+    from aparte.wire.record import Recorder
 
 DRAFT_LINE = (
     "Draft mode: the cloud sees the text. It gets the prompt and the answer as tokens; this device only "
@@ -45,6 +46,7 @@ class Setup:
     target: str = "split"
     drafting: Drafting = field(default_factory=Drafting)
     protection: Protection = field(default_factory=Protection)
+    record: Path | None = None
     #: The cut at which the cloud hosts the middle; a defence can draw another one for this session.
     hosted: Cut | None = None
 
@@ -65,6 +67,7 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
 
     one_of(setup.wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
+        record = stack.enter_context(recording(setup, quiet))
         clouds, token, child = setup.clouds, setup.token, None
         profile = WanProfile(rtt_ms=setup.rtt_ms or 0, mbps=setup.mbps) if setup.emulated else None
         if profile is not None:
@@ -95,7 +98,7 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
             from aparte.privatize.use import adopt
 
             ends = adopt(blueprint, setup.cut, setup.protection.ends)
-        writer = _open(setup, blueprint, clouds, token, progress, notices.append)
+        writer = _open(setup, blueprint, clouds, token, progress, notices.append, record)
         stack.callback(writer.target.close)
         if ends is not None:
             from aparte.privatize.use import hide
@@ -116,6 +119,27 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         yield writer
 
 
+@contextlib.contextmanager
+def recording(setup: Setup, quiet: bool = False) -> Iterator[Recorder | None]:
+    """The file that keeps what the cloud sees, if one is wanted."""
+    if setup.record is None:
+        yield None
+        return
+    if setup.target == "local":
+        raise UserError("--record keeps what a cloud sees, and --target local has none. Leave one out.")
+    from aparte.wire.record import Recorder
+
+    recorder = Recorder(setup.record)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+        if recorder.failure:
+            note(recorder.failure)
+        elif setup.target == "draft" and not quiet:
+            note(f"{setup.record} holds the text as tokens, as the cloud got it.")
+
+
 def _open(
     setup: Setup,
     blueprint: Blueprint,
@@ -123,6 +147,7 @@ def _open(
     token: str | None,
     progress: Progress,
     notice: Callable[[str], None],
+    record: Recorder | None,
 ) -> Writer:
     from aparte.device import open_draft_writer, open_local_writer, open_writer
 
@@ -137,6 +162,7 @@ def _open(
         "settings": setup.settings,
         "progress": progress,
         "notice": notice,
+        "record": record,
     }
     if setup.target == "draft":
         rejection = setup.drafting.accept == "rejection"

@@ -28,6 +28,8 @@ class Job:
         self._hidden: torch.Tensor | None = None  # [n, D], there from the first pass on
         self._outputs: list[Output] = []
         self._done = 0
+        #: Nodes that the step begins with as one chain: long for a piece of a prompt, short for drafts.
+        self.chain = _leading_chain(step)
         #: Time of its passes so far, and the most sessions that shared one.
         self.compute_ms = 0.0
         self.company = 1
@@ -147,6 +149,15 @@ def _forward_one(stage: Stage, item: Item) -> Output | Exception:
         return stage.forward_one(item)
     except Exception as error:
         return error
+
+
+def _leading_chain(step: Step) -> int:
+    tip = step.commit
+    for offset, parent in enumerate(step.parents):
+        if parent != tip:
+            return offset
+        tip = step.base + offset
+    return len(step)
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from websockets.exceptions import ConnectionClosed
@@ -12,6 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from aparte.cloud.connection import Connection
 from aparte.cloud.sessions import Computed, Session
 from aparte.errors import FrameError
+from aparte.step import Step
 from aparte.wire.frames import ErrorFrame, Frame, ResultFrame, StepFrame, decode, encode
 
 #: Steps a session may have waiting; a device that sends more is made to wait by its own TCP window.
@@ -28,9 +30,15 @@ class Queued:
 
 
 async def read_steps(
-    connection: Connection, session: Session, queue: asyncio.Queue[Queued | Exception]
+    connection: Connection,
+    session: Session,
+    queue: asyncio.Queue[Queued | Exception],
+    on_step: Callable[[Step, int], None] = lambda step, size: None,
 ) -> None:
-    """Move steps from the socket to the queue; whatever ends that goes into the queue too."""
+    """Move steps from the socket to the queue; whatever ends that goes into the queue too.
+
+    ``on_step`` is told of every step that is within bounds, and the size of its message.
+    """
     try:
         while True:
             message = await connection.recv(decode=False)
@@ -39,6 +47,7 @@ async def read_steps(
             if not isinstance(frame, StepFrame):
                 raise FrameError("A message after the greeting is not a step.")
             session.check(frame.step, frame.payload)
+            on_step(frame.step, len(message))
             session.epoch = max(session.epoch, frame.step.epoch)
             session.unanswered += 1
             session.last_used = time.monotonic()
@@ -48,9 +57,12 @@ async def read_steps(
         await queue.put(error)
 
 
-def result_of(item: Queued, computed: Computed) -> bytes:
-    spent_ms = (time.perf_counter() - item.arrived) * 1e3
-    queue_ms = max(0.0, spent_ms - computed.compute_ms)
+def queued_ms(item: Queued, computed: Computed) -> float:
+    """How long a step was here without being computed."""
+    return max(0.0, (time.perf_counter() - item.arrived) * 1e3 - computed.compute_ms)
+
+
+def result_of(item: Queued, computed: Computed, queue_ms: float) -> bytes:
     return encode(ResultFrame(item.frame.step.number, computed.compute_ms, queue_ms, computed.payload))
 
 

@@ -12,6 +12,7 @@ from aparte.cloud.engine import Engine
 from aparte.cloud.sessions import Session
 from aparte.errors import LinkError
 from aparte.wire.frames import Frame, ResultFrame, StepFrame, decode, encode
+from aparte.wire.record import Tape
 
 
 class InProcessLink:
@@ -19,8 +20,10 @@ class InProcessLink:
 
     where = "The middle in this process"
 
-    def __init__(self, engine: Engine, wire: str) -> None:
+    def __init__(self, engine: Engine, wire: str, tape: Tape | None = None) -> None:
+        """``tape`` keeps what is said."""
         self._engine = engine
+        self._tape = tape
         self._wire = wire
         self._session: Session | None = None
         self._waiting: deque[StepFrame] = deque()
@@ -37,6 +40,8 @@ class InProcessLink:
         if self._session is not None:
             return True
         self._session = self._engine.open(self._wire)
+        if self._tape:
+            self._tape.opened()
         return False
 
     def send(self, message: bytes) -> None:
@@ -45,19 +50,24 @@ class InProcessLink:
             raise LinkError(f"{self.where} only takes steps.")
         self._session.epoch = max(self._session.epoch, request.step.epoch)
         self._waiting.append(request)
+        if self._tape:
+            self._tape.up(message)
 
     def receive(self) -> tuple[Frame, int]:
         while self._session is not None and self._waiting:
             request = self._waiting.popleft()
             if request.step.epoch >= self._session.epoch:
-                return self._answer(self._session, request)
+                frame, answer = self._answer(self._session, request)
+                if self._tape:
+                    self._tape.down(answer)
+                return frame, len(answer)
         raise LinkError(f"{self.where} has nothing to answer.")
 
     @staticmethod
-    def _answer(session: Session, request: StepFrame) -> tuple[Frame, int]:
+    def _answer(session: Session, request: StepFrame) -> tuple[Frame, bytes]:
         computed = run_alone(session, request.step, request.payload)
         answer = encode(ResultFrame(request.step.number, computed.compute_ms, 0.0, computed.payload))
-        return decode(answer), len(answer)
+        return decode(answer), answer
 
     def close(self) -> None:
         if self._session is not None:

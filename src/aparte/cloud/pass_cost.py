@@ -7,6 +7,10 @@ MEMORY = 0.97
 #: A full pass takes about so many times as long as one without nodes. That fixed time is what sharing saves;
 #: in a pass of this size it is a tenth of the whole, and more nodes would only make everybody wait.
 STRETCH = 10.0
+#: A piece of a prompt makes the pass that it joins so many times as long as one without nodes, so that
+#: whoever comes meanwhile waits little longer than for any other pass. More pieces cost nobody much in
+#: company: there is a next pass for the others anyway.
+PIECE_STRETCH = 2.0
 #: Most nodes of a pass before anything is known, and the bounds of what is believed.
 DEFAULT_NODES = 64
 LEAST_NODES, MOST_NODES = 16, 2048
@@ -42,6 +46,18 @@ class PassCost:
         """Most nodes that a shared pass should have."""
         if self.fit_ms is None:
             return DEFAULT_NODES
+        return self._within(STRETCH, LEAST_NODES)
+
+    @property
+    def piece(self) -> int:
+        """Most nodes of a prompt in a shared pass."""
+        if self.fit_ms is None:
+            return DEFAULT_NODES // 2
+        return min(self._within(PIECE_STRETCH, LEAST_NODES // 2), self.full // 2)
+
+    def _within(self, stretch: float, least: int) -> int:
+        """Nodes with which a pass takes ``stretch`` times as long as without."""
+        assert self.fit_ms is not None
         fixed, each = self.fit_ms
-        wanted = (STRETCH - 1) * fixed / each if each > 0 else MOST_NODES
-        return int(min(max(LEAST_NODES, wanted), MOST_NODES))
+        wanted = (stretch - 1) * fixed / each if each > 0 else MOST_NODES
+        return int(min(max(least, wanted), MOST_NODES))

@@ -52,10 +52,11 @@ class Replica:
     """One replica: the server without a socket."""
 
     def __init__(self, served: Served, keys: Keyring | None) -> None:
+        from aparte.cloud import journal
         from aparte.cloud.server import MiddleServer, compute_thread
 
         _stay_home()
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        journal.set_up()
         worker = compute_thread()
         self._server = MiddleServer(worker.submit(served.load).result(), worker=worker, keys=keys)
 

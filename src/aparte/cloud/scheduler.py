@@ -6,8 +6,10 @@ it was tried and made no more steps per second, mostly fewer. A session has one 
 its steps build on each other, so that the order of arrival is a round robin.
 
 How many nodes a shared pass has at most follows from what passes cost (:mod:`aparte.cloud.pass_cost`). A
-step of more than half of that is cut into pieces, each of which waits for its turn like a step. A session by
-itself is neither cut nor kept waiting.
+step of more than half of that is cut into pieces, each of which waits for its turn like a step. Prompts,
+which begin with a long chain, are cut into smaller ones, because others wait for every pass that they make
+longer; trees of drafts are not, because their device waits for all of them. A session by itself is neither
+cut nor kept waiting.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 from aparte.cloud.batch import Job, Outcome, Share
@@ -32,8 +35,16 @@ _Answer = asyncio.Future[Computed | None]
 class Scheduler:
     """Puts jobs into passes of ``engine``, which run on ``worker`` one after the other."""
 
-    def __init__(self, engine: Engine, worker: Executor, memory: CacheMemory | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        worker: Executor,
+        memory: CacheMemory | None = None,
+        on_pass: Callable[[int, int, float], None] = lambda sessions, nodes, pass_ms: None,
+    ) -> None:
+        """``on_pass`` is told of every pass: how many sessions and nodes it had, and how long it took."""
         self._engine = engine
+        self._on_pass = on_pass
         self._memory = memory or CacheMemory(None)
         self._worker = worker
         self._cost = PassCost()
@@ -78,7 +89,7 @@ class Scheduler:
         self._memory.settle()
         alone = len(self._seen) == 1 and len(self._waiting) == 1
         room = self._cost.full
-        piece = room // 2
+        piece, half = self._cost.piece, room // 2
         taken: list[tuple[Share, _Answer]] = []
         left: deque[tuple[Job, _Answer]] = deque()
         for job, answer in self._waiting:
@@ -87,7 +98,7 @@ class Scheduler:
             if job.stale:
                 answer.set_result(None)
                 continue
-            nodes = job.rest if alone else min(job.rest, piece)
+            nodes = job.rest if alone else min(job.rest, piece if job.chain > piece else half)
             if taken and nodes > room:
                 left.append((job, answer))
                 continue
@@ -111,7 +122,9 @@ class Scheduler:
         except Exception as error:  # nothing that a session can cause; none of them may wait for ever
             outcomes = [error] * len(shares)
         else:
-            self._cost.observe(sum(share.nodes for share in shares), (time.perf_counter() - started) * 1e3)
+            nodes, pass_ms = sum(share.nodes for share in shares), (time.perf_counter() - started) * 1e3
+            self._cost.observe(nodes, pass_ms)
+            self._on_pass(len(shares), nodes, pass_ms)
         self.passes += 1
         self.shared_passes += len(shares) > 1
         for (share, answer), outcome in zip(taken, outcomes, strict=True):

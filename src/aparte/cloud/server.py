@@ -3,39 +3,49 @@
 One task per connection reads frames into a queue, another has them computed in order, in passes that
 sessions share (:mod:`aparte.cloud.scheduler`). A forward pass runs on a single worker thread, so that the
 event loop keeps answering pings and ``/health`` meanwhile.
-Logs name sessions, sizes and error codes; never payloads, and headers only by field name.
+Logs (:mod:`aparte.cloud.journal`) and counts (:mod:`aparte.cloud.telemetry`) hold numbers and codes only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import http
 import itertools
-import json
 import logging
 import math
 import ssl
 import weakref
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from websockets.asyncio.server import Server, serve
-from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 
+from aparte import __version__
+from aparte.cloud import pages
 from aparte.cloud.allowance import Allowances, ShareError
 from aparte.cloud.batch import Job
 from aparte.cloud.connection import Connection
-from aparte.cloud.conversation import QUEUE_STEPS, Queued, dismiss, read_steps, refuse, result_of
+from aparte.cloud.conversation import (
+    QUEUE_STEPS,
+    Queued,
+    dismiss,
+    queued_ms,
+    read_steps,
+    refuse,
+    result_of,
+)
 from aparte.cloud.engine import Engine
+from aparte.cloud.journal import Visit, write
 from aparte.cloud.keys import Keyring, Owner
 from aparte.cloud.memory import RETRY_AFTER_S, CacheMemory, free_bytes
 from aparte.cloud.parking import Parking, Seat, was_lost
 from aparte.cloud.refusals import BusyError, EvictedError, ExpiredError, code_of
 from aparte.cloud.scheduler import Scheduler
 from aparte.cloud.sessions import Session
+from aparte.cloud.telemetry import Counters, Level, Telemetry
 from aparte.errors import AparteError, DoorError, FrameError, MismatchError, UserError
 from aparte.fingerprint import Fingerprint
 from aparte.wire.frames import (
@@ -46,8 +56,6 @@ from aparte.wire.frames import (
     encode,
 )
 
-log = logging.getLogger(__name__)
-
 #: The WebSocket library's log would hold frames at its debug level and request headers, so the bearer
 #: token, in its tracebacks of failed handshakes. It stays silent whatever the application configures.
 _silent = logging.getLogger(f"{__name__}.websockets")
@@ -57,17 +65,6 @@ HELLO_TIMEOUT_S = 10.0
 #: How often the token file is looked at.
 KEYS_INTERVAL_S = 1.0
 _REVOKED = "This token was revoked. Ask whoever runs the server for another one."
-
-
-@dataclass
-class Counters:
-    """What the server did since it started."""
-
-    sessions_opened: int = 0
-    sessions_resumed: int = 0
-    steps: int = 0
-    stale_steps: int = 0
-    errors: int = 0
 
 
 def compute_thread() -> Executor:
@@ -94,7 +91,13 @@ class MiddleServer:
     ) -> None:
         """``keys`` are the tokens that open the door, or ``token`` is the only one; else it is open."""
         self.engine = engine
-        self.counters = Counters()
+        about = {
+            "version": __version__,
+            "model": engine.fingerprint.name,
+            "cut": engine.fingerprint.cut,
+            "dtype": engine.dtype,
+        }
+        self.telemetry = Telemetry(about, self._level)
         self._keys = Keyring.of(token) if token is not None else keys
         #: Whose token a connection came with.
         self._owners: weakref.WeakKeyDictionary[Connection, Owner] = weakref.WeakKeyDictionary()
@@ -112,9 +115,13 @@ class MiddleServer:
             session_budget=engine.limits.session_kv_bytes,
             share_of=self.allowances.memory_of,
         )
-        self.scheduler = Scheduler(engine, self._worker, self.memory)
+        self.scheduler = Scheduler(engine, self._worker, self.memory, self.telemetry.passed)
         self.parking = Parking(engine.limits.grace_s, engine.limits.max_sessions, self._free)
         self._server: Server | None = None
+
+    @property
+    def counters(self) -> Counters:
+        return self.telemetry.counters
 
     @property
     def cache_bytes(self) -> int:
@@ -172,25 +179,27 @@ class MiddleServer:
     def process_request(self, connection: Connection, request: Request) -> Response | None:
         """The door: health checks pass, everything else needs the token; a full house turns away."""
         if request.path == "/health":
-            body = json.dumps({"status": "ok", "sessions": self.session_count}).encode()
-            headers = Headers([("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
-            return Response(http.HTTPStatus.OK, "OK", headers, body)
+            return pages.health(self.session_count)
         if self._keys is not None:
             kind, _, token = request.headers.get("Authorization", "").partition(" ")
             owner = self._keys.owner_of(token)
             if owner is None or kind != "Bearer":
-                self.counters.errors += 1
+                self.telemetry.refused("denied")
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "A valid token is needed.\n")
             self._owners[connection] = owner
-            try:
+        peer, has_token = str((connection.remote_address or ("",))[0]), self._keys is not None
+        if page := pages.page(request.path, self.telemetry, peer=peer, has_token=has_token):
+            return page
+        try:
+            if (owner := self._owners.get(connection)) is not None:
                 self.allowances.check_connection(owner)
-            except ShareError as error:
-                self.counters.errors += 1
-                response = connection.respond(http.HTTPStatus.TOO_MANY_REQUESTS, f"{error}\n")
-                response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-                return response
+        except ShareError as error:
+            self.telemetry.refused(code_of(error))
+            response = connection.respond(http.HTTPStatus.TOO_MANY_REQUESTS, f"{error}\n")
+            response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+            return response
         if self._guests >= self.engine.limits.max_sessions:
-            self.counters.errors += 1
+            self.telemetry.refused("busy")
             response = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "All sessions are taken.\n")
             response.headers["Retry-After"] = str(RETRY_AFTER_S)
             return response
@@ -204,7 +213,8 @@ class MiddleServer:
                 if not self._keys.refresh():
                     continue
             except UserError:
-                log.warning("the token file is missing or damaged; the tokens read last stay valid")
+                # It is missing or damaged; the tokens read last stay valid.
+                write(logging.WARNING, "tokens_unreadable")
                 continue
             owners = self._keys.owners
             self.allowances.forget_all_but(owners)
@@ -229,14 +239,12 @@ class MiddleServer:
         except ConnectionClosed:
             pass
         except AparteError as error:
-            self.counters.errors += 1
             code = code_of(error)
-            log.warning("session %d ended with error %s", number, code)
+            self.telemetry.failed(number, code)
             await refuse(connection, code, str(error), getattr(error, "retry_after_s", 0.0))
         except Exception as error:
             # The type is all that may be logged: messages of other libraries can hold tensor values.
-            self.counters.errors += 1
-            log.error("session %d ended with an internal error: %s", number, type(error).__name__)
+            self.telemetry.failed(number, "internal", type(error).__name__)
             await refuse(connection, "internal", "The server failed while computing this step.")
         finally:
             self._guests -= 1
@@ -266,13 +274,14 @@ class MiddleServer:
         seat.take(connection)
         self._sessions[number] = seat.session
         self.counters.sessions_resumed += resumed
-        log.info("session %d %s", number, "resumed" if resumed else "opened")
+        visit = Visit(number, owner.name if owner else None)
+        visit.began(resumed=resumed)
         lost = False
         try:
             await connection.send(self._welcome(seat, resumed=resumed))
             async with seat.busy:
                 if seat.is_held_by(connection):
-                    await self._run_session(connection, seat.session, owner)
+                    await self._run_session(connection, seat.session, owner, visit)
         except ConnectionClosed as error:
             lost = was_lost(error)
             raise
@@ -280,7 +289,7 @@ class MiddleServer:
             del self._sessions[number]
             if seat.is_held_by(connection):
                 (self.parking.park if lost else self.parking.end)(seat)
-            log.info("session %d closed", number)
+            visit.ended(parked=lost and not seat.session.closed)
 
     async def _greet(self, connection: Connection) -> Hello:
         try:
@@ -326,13 +335,16 @@ class MiddleServer:
             )
         )
 
-    async def _run_session(self, connection: Connection, session: Session, owner: Owner | None) -> None:
+    async def _run_session(
+        self, connection: Connection, session: Session, owner: Owner | None, visit: Visit
+    ) -> None:
         if session.closed:  # others needed the memory before it could go on
             raise EvictedError
         queue: asyncio.Queue[Queued | Exception] = asyncio.Queue(QUEUE_STEPS)
         session.abandoned, session.unanswered = False, 0
         session.on_evict = lambda: queue.put_nowait(EvictedError())
-        reader = asyncio.create_task(read_steps(connection, session, queue))
+        note = functools.partial(self.telemetry.arrived, session, visit)
+        reader = asyncio.create_task(read_steps(connection, session, queue, note))
         try:
             while True:
                 item = await self._next(queue)
@@ -344,10 +356,11 @@ class MiddleServer:
                 computed = await self.scheduler.compute(Job(session, item.frame.step, item.frame.payload))
                 session.unanswered -= 1
                 if computed is None:
-                    self.counters.stale_steps += 1
+                    self.telemetry.dropped(visit)
                     continue
-                self.counters.steps += 1
-                answer = result_of(item, computed)
+                queue_ms = queued_ms(item, computed)
+                answer = result_of(item, computed, queue_ms)
+                self.telemetry.answered(visit, queue_ms, len(answer))
                 self.allowances.use(owner, num_bytes=len(answer))
                 await connection.send(answer)
         finally:
@@ -360,3 +373,14 @@ class MiddleServer:
             return await asyncio.wait_for(queue.get(), self.engine.limits.idle_s)
         except asyncio.TimeoutError:
             return ExpiredError("The session was idle for too long.")
+
+    def _level(self) -> Level:
+        return Level(
+            connected=self.session_count,
+            parked=len(self.parking),
+            most_sessions=self.engine.limits.max_sessions,
+            waiting_steps=self.scheduler.waiting,
+            kv_bytes=self.cache_bytes,
+            kv_budget_bytes=self.memory.budget,
+            evicted=self.memory.evicted,
+        )

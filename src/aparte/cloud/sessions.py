@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from aparte.cloud.acceptance import Acceptance
 from aparte.config import ServerLimits
 from aparte.errors import SlotError, UserError
 from aparte.model.cache import SlotCache
@@ -61,6 +62,7 @@ class Session(ABC):
         #: Steps that came and are not answered yet, and when the newest one came (monotonic seconds).
         self.unanswered = 0
         self.last_used = time.monotonic()
+        self.acceptance = Acceptance()
         #: The name of the token that opened it, None where there are no tokens.
         self.holder: str | None = None
         #: Called when the memory is needed for others.

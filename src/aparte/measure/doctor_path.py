@@ -148,18 +148,29 @@ def _secured(door: Door) -> Iterator[tuple[socket.socket, float]]:
             yield secured, (time.perf_counter() - started) * 1e3
 
 
-def first_byte(door: Door) -> tuple[float, dict[str, Any]]:
-    """``GET /health``: time from the request to the first byte of the answer, and the answer."""
-    request = f"GET /health HTTP/1.1\r\nHost: {door.host}:{door.port}\r\nConnection: close\r\n\r\n"
+def get(door: Door, path: str, token: str | None = None) -> tuple[int, bytes, float]:
+    """An HTTP request: the status (0 for no HTTP at all), at most 64 KiB of the answer, and the time from
+    the request to its first byte. Raises :class:`OSError`."""
+    lines = [f"GET {path} HTTP/1.1", f"Host: {door.host}:{door.port}", "Connection: close"]
+    if token is not None:
+        lines.append(f"Authorization: Bearer {token}")
     with _secured(door) as (connection, _):
         started = time.perf_counter()
-        connection.sendall(request.encode())
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
         answer = connection.recv(1)
         took_ms = (time.perf_counter() - started) * 1e3
         while len(answer) < 1 << 16 and (piece := connection.recv(4096)):
             answer += piece
     head, _, body = answer.partition(b"\r\n\r\n")
-    data = json.loads(body) if b" 200 " in head.split(b"\r\n")[0] else {}
+    words = head.split(b"\r\n")[0].split()
+    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    return status, body, took_ms
+
+
+def first_byte(door: Door) -> tuple[float, dict[str, Any]]:
+    """``GET /health``: time from the request to the first byte of the answer, and the answer."""
+    status, body, took_ms = get(door, "/health")
+    data = json.loads(body) if status == 200 else {}
     numbers = (int, float, bool)
     # A cloud's words are not repeated here: only states, counts and sizes.
     return took_ms, {

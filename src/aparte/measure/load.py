@@ -26,6 +26,9 @@ from aparte.measure.cloud_process import CloudProcess
 from aparte.measure.wan_link import WanProfile
 from aparte.measure.wan_process import wan_process
 
+#: Stands for the model in one piece among the numbers of devices.
+UNSPLIT = 0
+
 
 @dataclass(frozen=True)
 class Load:
@@ -40,6 +43,8 @@ class Load:
     repeats: int = 2
     decode: str = "sequential"
     max_new_tokens: int = 64
+    #: Also measure the model in one piece, and give the devices as many threads as they like.
+    unsplit: bool = False
 
     def __post_init__(self) -> None:
         Decoding(self.decode)  # complains about an unknown one
@@ -70,6 +75,7 @@ class Row:
             "queue_p50_ms": _percentile(columns["queue_ms"], 50),
             "queue_p95_ms": _percentile(columns["queue_ms"], 95),
             "cloud_p50_ms": _percentile(columns["cloud_ms"], 50),
+            "cloud_p95_ms": _percentile(columns["cloud_ms"], 95),
             "steps": len(self.steps),
         }
 
@@ -78,15 +84,18 @@ def measure(load: Load, progress: Callable[[str, int, int], None]) -> dict[str, 
     """Run it all. ``identical`` says whether a prompt's answer was the same in every company."""
     rows = {count: Row(count) for count in load.clients}
     answers = _Answers()
+    measured = (UNSPLIT, *load.clients) if load.unsplit else load.clients
     rounds = [
-        count
-        for repeat in range(load.repeats)
-        for count in (load.clients if repeat % 2 == 0 else load.clients[::-1])
+        count for repeat in range(load.repeats) for count in (measured if repeat % 2 == 0 else measured[::-1])
     ]
-    with _clients(load, progress) as clients:
+    unsplit: list[float] = []
+    with running(load, progress) as devices:
         for done, count in enumerate(rounds):
             progress("rounds", done, len(rounds))
-            results = _together(clients[:count], load.seconds)
+            if count == UNSPLIT:
+                unsplit.append(devices.unsplit_tok_s(load.seconds))
+                continue
+            results = together(devices.clients[:count], load.seconds)
             rows[count].tok_s.append(sum(result["tokens"] for result in results) / load.seconds)
             for result in results:
                 rows[count].steps += result["steps"]
@@ -96,7 +105,14 @@ def measure(load: Load, progress: Callable[[str, int, int], None]) -> dict[str, 
     one = next((row for row in report if row["clients"] == 1), None)
     for row in report:
         row["ratio_to_one"] = round(row["tok_s"] / one["tok_s"], 3) if one and one["tok_s"] else None
-    return {"rows": report, "identical": answers.identical, "answers": answers.count}
+    alone = statistics.median(unsplit) if unsplit else None
+    return {
+        "rows": report,
+        "unsplit_tok_s": None if alone is None else round(alone, 3),
+        "one_to_unsplit": round(one["tok_s"] / alone, 3) if one and alone else None,
+        "identical": answers.identical,
+        "answers": answers.count,
+    }
 
 
 class _Answers:
@@ -117,8 +133,23 @@ class _Answers:
                 self._longest[answer["prompt"]] = tokens
 
 
+@dataclass(frozen=True)
+class Devices:
+    """What runs during a measurement."""
+
+    cloud_pid: int
+    clients: list[Client]
+    unsplit: Client | None
+
+    def unsplit_tok_s(self, seconds: float) -> float:
+        """Speed of the model in one piece, with nothing else going on."""
+        assert self.unsplit is not None
+        (result,) = together([self.unsplit], seconds)
+        return float(result["tokens"] / seconds)
+
+
 @contextlib.contextmanager
-def _clients(load: Load, progress: Callable[[str, int, int], None]) -> Iterator[list[_Client]]:
+def running(load: Load, progress: Callable[[str, int, int], None]) -> Iterator[Devices]:
     """A cloud, and as many devices as the largest round needs, each behind its own link."""
     most = max(load.clients)
     with contextlib.ExitStack() as stack:
@@ -127,25 +158,31 @@ def _clients(load: Load, progress: Callable[[str, int, int], None]) -> Iterator[
         clients = []
         for index in range(most):
             host, port = stack.enter_context(wan_process(address, load.link))
-            clients.append(stack.enter_context(_Client(load, f"ws://{host}:{port}", cloud.token, index)))
+            url = f"ws://{host}:{port}"
+            threads = None if load.unsplit else 1
+            clients.append(stack.enter_context(Client(load, url, cloud.token, index, threads)))
+        unsplit = stack.enter_context(Client(load, None, "", 0, None)) if load.unsplit else None
         for done, client in enumerate(clients):
             progress("starting devices", done, most)
             client.receive()
         progress("starting devices", most, most)
-        yield clients
+        if unsplit is not None:
+            unsplit.receive()
+        yield Devices(cloud.pid, clients, unsplit)
 
 
-class _Client:
+class Client:
     """A :mod:`aparte.measure.load_client` process."""
 
-    def __init__(self, load: Load, url: str, token: str, index: int) -> None:
+    def __init__(self, load: Load, url: str | None, token: str, index: int, threads: int | None = 1) -> None:
+        """Without a ``url`` it runs the whole model. ``threads`` is None for as many as suit it."""
         self._errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._child = subprocess.Popen(
             [sys.executable, "-m", "aparte.measure.load_client"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "APARTE_TOKEN": token, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "APARTE_TOKEN": token, **_threads(threads)},
             text=True,
             start_new_session=True,
         )
@@ -180,7 +217,7 @@ class _Client:
         received: dict[str, Any] = json.loads(line)
         return received
 
-    def __enter__(self) -> _Client:
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -196,7 +233,15 @@ class _Client:
                     pipe.close()
 
 
-def _together(clients: Sequence[_Client], seconds: float) -> list[dict[str, Any]]:
+def _threads(count: int | None) -> dict[str, str]:
+    """The environment of a process that computes with ``count`` threads, or as the commands do."""
+    if count is not None:
+        return {"OMP_NUM_THREADS": str(count)}
+    return {"OMP_PROC_BIND": "true", "GOMP_SPINCOUNT": "10000"} if sys.platform == "linux" else {}
+
+
+def together(clients: Sequence[Client], seconds: float) -> list[dict[str, Any]]:
+    """Have all of them write for so long; what each got."""
     for client in clients:
         client.send(seconds)
     return [client.receive() for client in clients]

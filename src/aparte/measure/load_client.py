@@ -2,7 +2,8 @@
 
 It reads its settings as one JSON line, loads, writes one short answer and says that it is ready. Then, for
 every line with a number of seconds, it writes one answer after the other for so long and reports, as one
-JSON line, what it got. One thread computes: devices of this measurement share their processors.
+JSON line, what it got. Devices of this measurement share their processors, so one thread computes unless the
+environment says otherwise. Without a ``url`` it runs the whole model by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from aparte.answer import Writer
 from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
-from aparte.device import open_writer
+from aparte.device import open_local_writer, open_writer
 from aparte.errors import AparteError
 from aparte.measure.prompts import PROMPTS
 from aparte.model.parts import Blueprint
@@ -28,12 +29,16 @@ class Client:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         blueprint = Blueprint.open(resolve(settings["model"]), Compute(settings["dtype"], settings["device"]))
-        self._writer: Writer = open_writer(
-            blueprint,
-            settings["model"],
-            Cut.parse(settings["cut"]),
-            cloud=settings["url"],
-            token=os.environ.get("APARTE_TOKEN"),
+        self._writer: Writer = (
+            open_writer(
+                blueprint,
+                settings["model"],
+                Cut.parse(settings["cut"]),
+                cloud=settings["url"],
+                token=os.environ.get("APARTE_TOKEN"),
+            )
+            if settings["url"]
+            else open_local_writer(blueprint)
         )
         self._decoding = Decoding(settings["decode"], in_flight=1)
         self._most_tokens = int(settings["max_new_tokens"])

@@ -45,10 +45,11 @@ PROBE = 8
 
 
 class Found(NamedTuple):
-    """Ranked tokens ``[T, RANKS]``, and the mean relative distance of the first ones."""
+    """Ranked tokens ``[T, RANKS]``, the mean relative distance of the first ones, and each one's."""
 
     ranked: torch.Tensor
     distance: float
+    distances: list[float]
 
 
 class Vocabulary:
@@ -114,7 +115,7 @@ def match(matcher: Matcher, up: torch.Tensor, widths: tuple[int, ...] = ()) -> F
     search = _Search(matcher, up, widths)
     while search.position < len(up):
         search.advance()
-    return Found(torch.stack(search.ranked), sum(search.distances) / len(up))
+    return Found(torch.stack(search.ranked), sum(search.distances) / len(up), search.distances)
 
 
 class _Search:

@@ -45,6 +45,7 @@ from aparte.wire.frames import (
     encode,
 )
 from aparte.wire.link import error_from, printable
+from aparte.wire.record import Tape
 from aparte.wire.ssh_address import SshAddress, is_ssh
 from aparte.wire.tunnel import tunnel_to
 
@@ -70,8 +71,9 @@ class WebSocketLink:
         settings: LinkSettings | None = None,
         deadline: Deadline | None = None,
         manifest: Callable[[], str] | None = None,
+        tape: Tape | None = None,
     ) -> None:
-        """``deadline`` is the answer's; no wait for a step goes beyond it.
+        """``deadline`` is the answer's; no wait for a step goes beyond it. ``tape`` keeps what is said.
 
         ``manifest`` works out what a shard's manifest has to be, empty if that can't be known here. It is
         asked if the cloud serves a shard.
@@ -104,6 +106,7 @@ class WebSocketLink:
         self._token = token
         self._settings = settings or LinkSettings()
         self._deadline = deadline or Deadline()
+        self._tape = tape
         self._resume = ""  # the session's name, by which a new connection finds it
         self._ssl = client_context(ca_file, pins) if uri.secure else None
         self._max_bytes = MAX_NODES * width * 4 + MAX_HEADER_BYTES
@@ -124,6 +127,8 @@ class WebSocketLink:
             return True
         self._drop()
         self._socket = self._connect()
+        if self._tape:
+            self._tape.opened()
         try:
             return self._greet()
         except LinkError as error:
@@ -156,6 +161,8 @@ class WebSocketLink:
     def send(self, message: bytes) -> None:
         if self._socket is None:
             raise LinkError(f"{self.where} is not connected.")
+        if self._tape:  # first: of a message that fails, nobody knows how much arrived
+            self._tape.up(message)
         try:
             self._socket.send(message)
         except ConnectionClosed as error:
@@ -180,6 +187,8 @@ class WebSocketLink:
             raise SilenceError(self.where, timeout_s) from None
         except ConnectionClosed as error:
             raise self._gone(error) from error
+        if self._tape:
+            self._tape.down(message)
         frame = decode(message)
         if isinstance(frame, ErrorFrame):
             self._drop()
