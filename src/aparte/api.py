@@ -38,6 +38,8 @@ from aparte.options import Options
 from aparte.pool import Part, Pool, Seat
 from aparte.privacy.guard import protect
 from aparte.privacy.protection import Protection
+from aparte.privatize.ends import PrivateEnds
+from aparte.privatize.use import adopt, hide
 from aparte.talk import Chat, Stream, merged
 from aparte.target.split import SplitTarget
 from aparte.text.tokenizer import Codec, Message
@@ -101,6 +103,10 @@ class Aparte:
         folder = resolve(connection.model, wanted=self._wanted() if remote else None, progress=progress)
         weightless = connection.target == "draft" and remote
         self._blueprint = Blueprint.open(folder, connection.compute, weightless=weightless)
+        #: The private ends of this device, if it has any.
+        self.ends: PrivateEnds | None = None
+        if connection.protection.ends is not None:
+            self.ends = adopt(self._blueprint, connection.cut, connection.protection.ends)
         self._codec = Codec(folder)
         self._shelf = DraftShelf(
             plan,
@@ -150,6 +156,7 @@ class Aparte:
         step_timeout_s: float = LinkSettings.step_timeout_s,
         answer_timeout_s: float | None = LinkSettings.answer_timeout_s,
         failover: str = LinkSettings.failover,
+        private_ends: Path | None = None,
         sessions: int = 4,
         record: Path | None = None,
         progress: Progress | None = None,
@@ -171,6 +178,7 @@ class Aparte:
             token,
             ca_file,
             LinkSettings(connect_timeout_s, step_timeout_s, answer_timeout_s, failover=failover),
+            Protection.parse(target, Protection.defence, None, private_ends),
             pins=tuple(pins),
             record=record,
         )
@@ -287,6 +295,8 @@ class Aparte:
             self._first = writer.target
             parts = self._first.parts
             parts.front, parts.back = TurnTaking(parts.front), TurnTaking(parts.back)
+        if self.ends is not None:
+            hide(writer.target, self.ends)
         if connection.protection != Protection():
             protect(writer.target, connection.protection, writer.codec)
         self._progress = self._notice = None  # told once

@@ -14,7 +14,8 @@ from aparte.device import open_writer
 from aparte.errors import MismatchError, UserError
 from aparte.model.parts import Blueprint
 from aparte.privacy.defences import Noise, Quantised
-from aparte.privacy.guard import Guard, check_draws, draw_cut, gaussian, open_guard, protect
+from aparte.privacy.guard import Guard, check_draws, draw_cut, open_guard, protect
+from aparte.privacy.paths import gaussian
 from aparte.privacy.protection import Protection
 from aparte.speculate.drafter import make_drafter
 from aparte.step import ROOT, Step

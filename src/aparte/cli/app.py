@@ -23,6 +23,7 @@ from aparte.cli.gateway import gateway
 from aparte.cli.generate import generate
 from aparte.cli.models import models_app
 from aparte.cli.plan import plan
+from aparte.cli.privatize import privatize
 from aparte.cli.record import record_app
 from aparte.cli.reproduce import reproduce
 from aparte.cli.rtt import rtt
@@ -48,6 +49,7 @@ app.command()(chat)
 app.command()(verify)
 app.command()(demo)
 app.command()(audit)
+app.command()(privatize)
 app.command()(forget)
 app.command()(gateway)
 app.command()(status)

@@ -51,7 +51,8 @@ def audit(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="none, int8 to int2, noise:EPSILON, random-cut:LOW-HIGH, joined by commas.",
+            help="none, int8 to int2, noise:EPSILON, random-cut:LOW-HIGH, private-ends=FILE, joined by "
+            "commas.",
             show_default=False,
         ),
     ] = None,
@@ -60,6 +61,14 @@ def audit(
         typer.Option(
             metavar="N",
             help="Most tokens of own text for an attacker. By default 1000000, with --quick 3000.",
+            show_default=False,
+        ),
+    ] = None,
+    attacker_ends: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Private ends that the attacker trained itself, to prepare for those under audit.",
             show_default=False,
         ),
     ] = None,
@@ -94,6 +103,7 @@ def audit(
             "--cuts": cuts,
             "--attacks": attacks,
             "--attacker-tokens": attacker_tokens,
+            "--attacker-ends": attacker_ends,
             "--quick": quick,
             "--finished-only": finished_only,
             "--wire": wire != "auto",
@@ -126,6 +136,7 @@ def audit(
         quick=quick,
         seed=seed,
         wire=wire,  # type: ignore[arg-type]
+        attacker_ends=attacker_ends,
     )
     check_plots()
     with progress_bar() as progress:

@@ -51,6 +51,7 @@ def chat(
     wire: options.Wire = "auto",
     defence: options.Defence = Protection.defence,
     constant_shape: options.Shape = None,
+    private_ends: options.Ends = None,
     pseudonyms: options.NameList = None,
     spacy_model: options.SpacyModel = None,
     dtype: options.Dtype = Compute.dtype,
@@ -74,7 +75,7 @@ def chat(
 
     Reads lines from standard input; with --json it prints one JSON object per answer.
     """
-    protection = Protection.parse(target, defence, constant_shape)
+    protection = Protection.parse(target, defence, constant_shape, private_ends)
     hosted = Cut.parse(cut)
     where = settle(protection, hosted)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)

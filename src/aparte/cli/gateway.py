@@ -60,6 +60,7 @@ def gateway(
     wire: options.Wire = "auto",
     defence: options.Defence = Protection.defence,
     constant_shape: options.Shape = None,
+    private_ends: options.Ends = None,
     pseudonyms: options.NameList = None,
     spacy_model: options.SpacyModel = None,
     dtype: options.Dtype = Compute.dtype,
@@ -86,7 +87,7 @@ def gateway(
             f"{host} can be reached from other machines, and anybody there could use the gateway. Give a key "
             "with --api-key-file, or listen on 127.0.0.1."
         )
-    protection = Protection.parse(target, defence, constant_shape)
+    protection = Protection.parse(target, defence, constant_shape, private_ends)
     hosted = Cut.parse(cut)
     where = settle(protection, hosted)
     decoding, drafting = choose_decoding(
@@ -152,7 +153,7 @@ def gateway(
         if target == "draft":
             verdict = DRAFT_LINE
         elif cloud:
-            verdict = privacy_line(ready.blueprint, hosted, defence)
+            verdict = privacy_line(ready.blueprint, hosted, defence, ready.ends)
         if verdict is not None and not json:
             note(verdict)
         name = Path(model).name if Path(model).exists() else model

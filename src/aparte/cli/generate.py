@@ -54,6 +54,7 @@ def generate(
     wire: options.Wire = "auto",
     defence: options.Defence = Protection.defence,
     constant_shape: options.Shape = None,
+    private_ends: options.Ends = None,
     pseudonyms: options.NameList = None,
     spacy_model: options.SpacyModel = None,
     dtype: options.Dtype = Compute.dtype,
@@ -77,7 +78,7 @@ def generate(
 
     With --target draft the whole model runs on the cloud, which then sees the text, and this device drafts.
     """
-    protection = Protection.parse(target, defence, constant_shape)
+    protection = Protection.parse(target, defence, constant_shape, private_ends)
     hosted = Cut.parse(cut)
     where = settle(protection, hosted)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)

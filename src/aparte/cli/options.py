@@ -156,6 +156,15 @@ Shape = Annotated[
         show_default=False,
     ),
 ]
+Ends = Annotated[
+    Path | None,
+    typer.Option(
+        "--private-ends",
+        metavar="FILE",
+        help="Split mode: front and back of this device's own, from aparte privatize.",
+        show_default=False,
+    ),
+]
 NameList = Annotated[
     Path | None,
     typer.Option(

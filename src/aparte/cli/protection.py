@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aparte.model.parts import Blueprint
     from aparte.privacy.finders import Finder, Listed
     from aparte.privacy.pseudonyms import Pseudonyms
+    from aparte.privatize.ends import PrivateEnds
 
 PRIVACY_LINE = (
     "The cloud receives hidden states, never text. With the model's public weights it can reconstruct the "
@@ -23,10 +24,19 @@ PRIVACY_LINE = (
 )
 
 
-def privacy_line(blueprint: Blueprint, cut: Cut, defence: str) -> str:
+UNKNOWN_LINE = (
+    "private ends: no audit on this machine says what the cloud can recover through them; measure it with "
+    "`aparte audit --defences none,private-ends=FILE`, and count on nothing until then."
+)
+
+
+def privacy_line(blueprint: Blueprint, cut: Cut, defence: str, ends: PrivateEnds | None = None) -> str:
     """What the cloud can recover: as an audit on this machine found, else in general."""
     from aparte.privacy.verdict import recall
 
+    if ends is not None:
+        found = recall(blueprint, cut, ends.setting)
+        return UNKNOWN_LINE if found is None else found.sentence_of_ends()
     verdict = recall(blueprint, cut, defence)
     return PRIVACY_LINE if verdict is None else verdict.sentence(defence)
 

@@ -93,8 +93,17 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         if child is not None:
             clouds, token = (child.url(),), child.token
             progress("starting the cloud", 1, 1)
+        ends = None
+        if setup.protection.ends is not None:
+            from aparte.privatize.use import adopt
+
+            ends = adopt(blueprint, setup.cut, setup.protection.ends)
         writer = _open(setup, blueprint, clouds, token, progress, notices.append, record)
         stack.callback(writer.target.close)
+        if ends is not None:
+            from aparte.privatize.use import hide
+
+            hide(writer.target, ends)
         if setup.mbps is not None:
             writer.bandwidth = Bandwidth(setup.mbps, setup.mbps)
         apply(setup.protection, writer)
@@ -104,7 +113,7 @@ def connect(setup: Setup, quiet: bool = False) -> Iterator[Writer]:
         if not quiet and setup.target == "draft":
             note(DRAFT_LINE)
         elif not quiet and clouds:
-            note(privacy_line(blueprint, setup.hosted or setup.cut, setup.protection.defence))
+            note(privacy_line(blueprint, setup.hosted or setup.cut, setup.protection.defence, ends))
             if setup.hosted not in (None, setup.cut):
                 note(f"The cut of this session is {setup.cut}.")
         yield writer

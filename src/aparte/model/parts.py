@@ -76,8 +76,11 @@ class Blueprint:
         self._decoder: Any = skeleton.get_decoder()
         state = skeleton.state_dict()
         self._state_names = tuple(state)
+        self._shapes = {name: tuple(value.shape) for name, value in state.items()}
         self._naming = Naming(self.family, {name: value.shape for name, value in state.items()}, checkpoint)
         self._windows = windows_of(self.config)
+        #: What the device makes of each tensor of its own layers, by the model's name of it, if anything.
+        self.change: Callable[[str, torch.Tensor], torch.Tensor] | None = None
 
     @classmethod
     def open(
@@ -116,6 +119,15 @@ class Blueprint:
         """Checkpoint names of the tensors of these decoder layers."""
         prefixes = tuple(f"{self._anatomy.decoder}.layers.{layer}." for layer in layers)
         return self._naming.stored(name for name in self._state_names if name.startswith(prefixes))
+
+    def layer_prefix(self, index: int) -> str:
+        """How the model's names of the tensors of a decoder layer begin."""
+        return f"{self._anatomy.decoder}.layers.{index}."
+
+    def shapes(self, layers: Iterable[int]) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors of these decoder layers, by the model's names."""
+        prefixes = tuple(map(self.layer_prefix, layers))
+        return {name: shape for name, shape in self._shapes.items() if name.startswith(prefixes)}
 
     def middle_names(self, cut: Cut) -> tuple[str, ...]:
         """Tensors that only the cloud holds."""
@@ -228,6 +240,8 @@ class Blueprint:
         """Load ``module``, or this process's share of it."""
         names = [name for name in self._state_names if name.startswith(prefix)]
         tensors = self._naming.read(names)
+        if self.change is not None:
+            tensors = {name: self.change(name, tensor) for name, tensor in tensors.items()}
         state = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         plan = split.plan(self) if split else {}
         if split:

@@ -36,6 +36,10 @@ class Case:
     tokens: int
     progress: Progress
     seed: int = 0
+    #: The device itself, for attackers to whom pairs of it leak; None where ``observer`` is the device.
+    device: Observer | None = None
+    #: What an attacker prepared who knows the defence: a device like it, with a secret of its own.
+    own: Observer | None = None
     _pairs: list[Seen] = field(default_factory=list)
 
     def pairs(self, tokens: int | None = None) -> list[Seen]:

@@ -33,14 +33,16 @@ from aparte.privacy.material import Material
 from aparte.privacy.metrics import score
 from aparte.privacy.mlp import PAPER_SAMPLES, Mlp
 from aparte.privacy.price import price
+from aparte.privacy.private_audit import PrivatePlaces
+from aparte.privacy.private_ends import PrivateEndsDefence, fits
 from aparte.privacy.questions import answers, load_questions, unchanged
 from aparte.privacy.sample import sample_passages
 from aparte.privacy.sequence import SequenceInverter
-from aparte.privacy.settings import ATTACK_NAMES, AuditSettings
+from aparte.privacy.settings import ADAPTIVE_NAMES, ATTACK_NAMES, AuditSettings
 from aparte.privacy.shape import ConstantShape, ShapeSettings
 from aparte.privacy.store import Store
 from aparte.privacy.texts import Passage, load_passages
-from aparte.privacy.vocabulary import Vocabulary
+from aparte.privacy.vocabulary import SOME, Vocabulary
 from aparte.target.split import SplitTarget
 
 #: The turn of what takes long.
@@ -86,8 +88,11 @@ class Audit:
             settings.seed
         )
         questions = load_questions(settings.questions) if settings.questions else []
+        self._private = PrivatePlaces(blueprint, self._defences, self._cuts, settings.attacker_ends)
         wire = wire_format(settings.wire, blueprint)
-        self._material = Material(blueprint, settings, wire, passages, questions, self._places(), progress)
+        self._material = Material(
+            blueprint, settings, wire, passages, questions, self._places(), progress, self._private
+        )
         self._plain: dict[Cut, list[torch.Tensor]] = {}
         self._store = Store(folder, self._fingerprint(passages, [question.text for question in questions]))
 
@@ -137,7 +142,8 @@ class Audit:
     # -- what runs where --------------------------------------------------------------------------
 
     def _attacks(self, estimate: Estimate) -> list[Part]:
-        wanted, scale, first = self._settings.attacks or ATTACK_NAMES, self._scale, self._cuts[0]
+        wanted = self._settings.attacks or (*ATTACK_NAMES, *ADAPTIVE_NAMES)
+        scale, first = self._scale, self._cuts[0]
         parts: list[Part] = []
 
         def add(attack: Attack, cut: Cut, defence: str, tokens: int, turn: int = 0) -> None:
@@ -153,7 +159,8 @@ class Audit:
             add(baseline, first, "none", scale.learned_tokens)
         for defence, cut in self._places():
             here = (cut, defence)
-            add(Vocabulary(scale.doubtful), *here, scale.learned_tokens)
+            widths = SOME if self._private.opened(defence, cut) else ()
+            add(Vocabulary(scale.doubtful, widths), *here, scale.learned_tokens)
             add(Linear(), *here, min(scale.learned_tokens, scale.linear_tokens))
             for attack in (Completion(), LogitLens()):
                 add(attack, *here, 0)
@@ -172,6 +179,13 @@ class Audit:
             parts += self._transfers(estimate)
         if "none" in self._defences and scale.attacker_tokens > scale.learned_tokens:
             add(Mlp(scale.limit(scale.attacker_tokens)), first, "none", scale.attacker_tokens, turn=LAST)
+        for defence, cut in self._places():
+            for prepared in self._private.attacks(defence, scale):
+                if prepared.name.split("_")[0] in wanted:
+                    key = f"{prepared.name} {prepared.target} {cut} {defence} {prepared.leaked} leaked"
+                    seconds = estimate.attack(Vocabulary.name, cut, prepared.leaked, doubtful=True)
+                    make = partial(self._attack, prepared, cut, defence, 0)
+                    parts.append(Part(key, seconds, make, LAST))
         if traffic.NAME in wanted:
             for shape in (None, traffic.SHAPE):
                 parts.append(self._traffic(shape, estimate.traffic()))
@@ -229,6 +243,7 @@ class Audit:
             "trained_on": trained_on,
             "tested_on": tested_on,
             **scores.to_json(),
+            **self._private.identity(defence),
             "attacker_tokens": found.attacker_tokens,
             "seconds": round(found.seconds, 2),
             **found.extra,
@@ -274,9 +289,15 @@ class Audit:
             for setting in self._defences
             for cut in self._cuts
             if setting == "none"
-            or cut == ends[0]
-            or (cut == ends[1] and len(parse_defence(setting).cuts(cut)) == 1)
+            or (self._own(setting) and fits(parse_defence(setting), cut))
+            or (not self._own(setting) and cut == ends[0])
+            or (not self._own(setting) and cut == ends[1] and len(parse_defence(setting).cuts(cut)) == 1)
         ]
+
+    @staticmethod
+    def _own(setting: str) -> bool:
+        """Whether private ends are meant, which have a cut of their own."""
+        return isinstance(parse_defence(setting), PrivateEndsDefence)
 
     def _prices(self, estimate: Estimate) -> list[Part]:
         seconds = estimate.price()
@@ -289,7 +310,8 @@ class Audit:
         scale, material, seed = self._scale, self._material, self._settings.seed
         texts = material.tokens(material.others, scale.length)[: scale.price_texts]
         defence = material.defence(cut, setting)
-        row = price(material.specimen, cut, material.wire, defence, texts, seed, self._progress)
+        device = self._private.device(material.specimen, setting, cut)
+        row = price(material.specimen, cut, material.wire, defence, texts, seed, self._progress, device)
         row |= unchanged(self._answers(cut, "none"), self._answers(cut, setting))
         if setting == "none":
             row["name"] = "depth"
@@ -314,6 +336,7 @@ class Audit:
             "model": settings.model,
             "cuts": [str(cut) for cut in self._cuts],
             "defences": self._defences,
+            **self._private.fingerprint(),
             "attacker_tokens": self._scale.attacker_tokens,
             "text": hashlib.sha256(everything.encode()).hexdigest()[:16],
             "quick": settings.quick,

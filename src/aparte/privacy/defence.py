@@ -25,6 +25,11 @@ class Defence(Protocol):
         """The kind with its parameters, as on the command line: ``noise:1000``."""
         ...
 
+    @property
+    def cancels(self) -> bool:
+        """Whether the device takes what :meth:`protect` added out of what comes back."""
+        ...
+
     def describe(self) -> str:
         """One sentence for the report, with the guarantee if there is one."""
         ...

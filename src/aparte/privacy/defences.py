@@ -10,6 +10,7 @@ Depth is not here: it is the cut itself, and an audit takes several.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -22,7 +23,7 @@ from aparte.privacy.noise import gaussian_sigma
 DELTA = 1e-5
 #: Share of rows that are not clipped; more would need more noise for the sake of a few outliers.
 CLIP = 0.9
-KNOWN = "none, int8 down to int2, noise:EPSILON, random-cut:LOW-HIGH"
+KNOWN = "none, int8 down to int2, noise:EPSILON, random-cut:LOW-HIGH, private-ends=FILE"
 
 
 @dataclass
@@ -36,6 +37,10 @@ class Nothing:
     @property
     def setting(self) -> str:
         return self.name
+
+    @property
+    def cancels(self) -> bool:
+        return False
 
     def describe(self) -> str:
         return "Nothing is done to what is sent."
@@ -173,6 +178,10 @@ class RandomCut(Nothing):
 
 def parse_defence(text: str) -> Defence:
     """Read one setting. Raises :class:`UserError` for an unknown one."""
+    if text.strip().startswith("private-ends="):
+        from aparte.privacy.private_ends import PREFIX, PrivateEndsDefence
+
+        return PrivateEndsDefence(Path(text.strip().removeprefix(PREFIX)))
     name, _, value = text.strip().partition(":")
     try:
         if name == "none" and not value:
@@ -204,6 +213,10 @@ class Pinned:
     @property
     def setting(self) -> str:
         return self._defence.setting
+
+    @property
+    def cancels(self) -> bool:
+        return self._defence.cancels
 
     def describe(self) -> str:
         return self._defence.describe()

@@ -14,17 +14,17 @@ independent noises, and the guarantee of one session does not cover their averag
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from aparte.config import Cut
 from aparte.errors import UserError
 from aparte.privacy.defence import Defence
 from aparte.privacy.defences import Noise, RandomCut, parse_defence
+from aparte.privacy.paths import Paths, gaussian
+from aparte.privacy.private_ends import PrivateEndsDefence
 from aparte.privacy.protection import Protection
 from aparte.privacy.sample import sample_passages
 from aparte.privacy.shape import ConstantShape
@@ -44,14 +44,13 @@ class Guard:
     def __init__(self, defence: Defence, secret: bytes | None = None) -> None:
         """``defence`` is calibrated. ``secret`` is for tests; without it there is a fresh one."""
         self._defence = defence
-        self._secret = secrets.token_bytes(32) if secret is None else secret
-        self._paths: dict[int, tuple[bytes, int]] = {ROOT: (b"", -1)}  # slot -> digest of its path, position
+        self._paths = Paths(secrets.token_bytes(32) if secret is None else secret)
         # Of the noise of a first token and of all others.
         self._sigmas = (defence.sigma(0), defence.sigma(1)) if isinstance(defence, Noise) else None
 
     def __call__(self, step: Step, tokens: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
         """What is sent instead of ``hidden`` ``[n, D]``, the front's output for the nodes of ``step``."""
-        digests, positions = self._follow(step, tokens)
+        digests, positions = self._paths.follow(step, tokens)
         sent = self._defence.expected(hidden, torch.tensor(positions))
         if self._sigmas is not None:
             width = hidden.shape[1]
@@ -62,30 +61,6 @@ class Guard:
             sent = sent + torch.stack(rows).to(hidden.device, hidden.dtype)
         return sent
 
-    def _follow(self, step: Step, tokens: Sequence[int]) -> tuple[list[bytes], list[int]]:
-        """A digest of the path to each node, by the secret, and the node's position."""
-        for slot, parent, token in zip(step.slots, step.parents, tokens, strict=True):
-            above, position = self._paths[parent]
-            digest = hashlib.blake2b(
-                above + token.to_bytes(8, "little"), key=self._secret, digest_size=32
-            ).digest()
-            self._paths[slot] = digest, position + 1
-        digests, positions = zip(*(self._paths[slot] for slot in step.slots), strict=True)
-        return list(digests), list(positions)
-
-
-def gaussian(key: bytes, width: int) -> torch.Tensor:
-    """``width`` standard normal numbers in float64, which nobody can foretell without ``key``.
-
-    From SHAKE-256, by the inverse of the distribution function. A generator of torch would not do: it is
-    seeded with 32 bits, which can be tried one by one.
-    """
-    words = np.frombuffer(hashlib.shake_256(b"noise" + key).digest(8 * width), dtype="<u8")
-    # 52 bits and a half: never 0, never 1.
-    uniform = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    normal: torch.Tensor = torch.special.ndtri(torch.from_numpy(uniform))
-    return normal
-
 
 def draw_cut(text: str, cut: Cut) -> Cut:
     """The cut of a session under the defence ``text``, where the cloud hosts the middle at ``cut``.
@@ -94,6 +69,8 @@ def draw_cut(text: str, cut: Cut) -> Cut:
     defence, and for one that could draw layers which the cloud does not host.
     """
     defence = parse_defence(text)
+    if isinstance(defence, PrivateEndsDefence):
+        raise UserError("Private ends are not a --defence: set them with --private-ends FILE.")
     if isinstance(defence, RandomCut) and defence.low < cut.front:
         raise UserError(
             f"{text} could draw {defence.low} layers, and with --cut {cut} the cloud hosts none before layer "

@@ -40,6 +40,9 @@ class Inverter:
         linear = embeddings @ (maps @ (inverse @ offset))  # [V]
         self._constants = -0.5 * (curved * embeddings).sum(1) - linear  # [V]
 
-    def scores(self, states: torch.Tensor) -> torch.Tensor:
-        """``[n, D] -> [n, V]``."""
-        return torch.addmm(self._constants, states.float() @ self._map, self._embeddings.T)
+    def scores(self, states: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """``[n, D] -> [n, V]``, or of ``tokens`` ``[c]`` only: ``[n, c]``."""
+        constants, embeddings = self._constants, self._embeddings
+        if tokens is not None:
+            constants, embeddings = constants[tokens], embeddings[tokens]
+        return torch.addmm(constants, states.float() @ self._map, embeddings.T)

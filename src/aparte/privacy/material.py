@@ -14,6 +14,7 @@ from aparte.privacy.attack import Case
 from aparte.privacy.defence import Defence
 from aparte.privacy.defences import Nothing, parse_defence
 from aparte.privacy.observe import Observer, Seen
+from aparte.privacy.private_audit import PrivatePlaces
 from aparte.privacy.questions import Question, pick
 from aparte.privacy.settings import AuditSettings
 from aparte.privacy.specimen import Specimen, bounds_of
@@ -37,8 +38,11 @@ class Material:
         questions: Sequence[Question],
         places: Sequence[tuple[str, Cut]],
         progress: Progress,
+        private: PrivatePlaces,
     ) -> None:
-        """``places`` are the defences and cuts that will be asked for."""
+        """``places`` are the defences and cuts that will be asked for; ``private`` are private ends among
+        them."""
+        self._private = private
         self.wire = wire
         self.codec = Codec(blueprint.checkpoint.folder)
         self.domains = domains_of(passages)
@@ -68,7 +72,10 @@ class Material:
 
     def observer(self, cut: Cut, setting: str) -> Observer:
         """The device with a defence at a cut."""
-        return Observer(self.specimen, cut, self.wire, self.defence(cut, setting), self._settings.seed)
+        device = self._private.device(self.specimen, setting, cut)
+        return Observer(
+            self.specimen, cut, self.wire, self.defence(cut, setting), self._settings.seed, device
+        )
 
     def case(self, cut: Cut, setting: str, *, answers: bool = False, domain: str = "") -> Case:
         """What an attack is given. With ``domain`` the attacker has text of that domain alone."""
@@ -82,7 +89,7 @@ class Material:
                 seen = observer.watch(texts, answer=scale.answer, label="answers", progress=self._progress)
             else:
                 seen = self._watched(observer)
-            self._observed[key] = Case(
+            case = Case(
                 observer,
                 seen,
                 self._corpora.get(domain, self._corpus),
@@ -90,6 +97,7 @@ class Material:
                 self._progress,
                 self._settings.seed,
             )
+            self._observed[key] = self._private.case(case)
         return self._observed[key]
 
     def tokens(self, passages: Sequence[Passage], most: int) -> list[list[int]]:
@@ -102,7 +110,7 @@ class Material:
 
     def defence(self, cut: Cut, setting: str) -> Defence:
         """The defence, calibrated at the cut."""
-        defence = parse_defence(setting)
+        defence = self._private.opened(setting, cut) or parse_defence(setting)
         plain = Observer(self.specimen, cut, "float32", Nothing(), self._settings.seed)
         rows = plain.watch(self.tokens(self._quiet, 4 * self._scale.length))
         defence.calibrate(

@@ -38,6 +38,8 @@ class Seen:
     down: torch.Tensor | None
     answer: torch.Tensor
     cut: Cut
+    #: What the device's back reads, where that is not ``down`` as it stands.
+    restored: torch.Tensor | None = None
 
     def head(self, tokens: int) -> Seen:
         """The first ``tokens`` of it, without answer and what was returned."""
@@ -53,6 +55,8 @@ class Observer:
     wire: str
     defence: Defence
     seed: int = 0
+    #: The device's own layers, where they are not those of ``specimen``, which everybody has.
+    device: Specimen | None = None
 
     def watch(
         self,
@@ -89,12 +93,13 @@ class _Session:
     """Several texts side by side through front, wire, middle, wire and back."""
 
     def __init__(self, observer: Observer, cut: Cut, indices: list[int], texts: list[list[int]]) -> None:
-        self._specimen = specimen = observer.specimen
+        specimen = observer.specimen
+        self._device = device = observer.device or specimen
         self._cut = cut
         self._defence = observer.defence
         self._codec = TensorCodec(observer.wire, specimen.width)
         self._texts = texts
-        self._front, self._middle, self._back = specimen.front(cut), specimen.middle(cut), specimen.back(cut)
+        self._front, self._middle, self._back = device.front(cut), specimen.middle(cut), device.back(cut)
         self._generators = [torch.Generator().manual_seed(_seed(observer.seed, index)) for index in indices]
         self._positions = [0] * len(texts)
 
@@ -103,10 +108,11 @@ class _Session:
         lengths = [len(text) for text in texts]
         step = side_by_side(lengths)
         up, down, hidden = self._through(step, [list(text) for text in texts], returned)
+        restored = _split(hidden, lengths)
         answers: list[list[int]] = [[] for _ in texts]
         if answer:
             ends = torch.tensor(lengths).cumsum(0) - 1
-            logits = self._specimen.head(self._back.forward(step, hidden)[ends])
+            logits = self._device.head(self._back.forward(step, hidden)[ends])
             tips, slots = [int(end) for end in ends], len(step)
             for count in range(answer):
                 for mine, token in zip(answers, logits.argmax(1).tolist(), strict=True):
@@ -118,7 +124,7 @@ class _Session:
                 ups, downs, hidden = self._through(step, [[mine[-1]] for mine in answers], True)
                 up = [torch.cat(pair) for pair in zip(up, ups, strict=True)]
                 down = [torch.cat(pair) for pair in zip(down, downs, strict=True)]
-                logits = self._specimen.head(self._back.forward(step, hidden))
+                logits = self._device.head(self._back.forward(step, hidden))
         return [
             Seen(
                 tokens=torch.tensor([*text, *mine[:-1]]),
@@ -126,6 +132,7 @@ class _Session:
                 down=down[place] if returned else None,
                 answer=torch.tensor(mine, dtype=torch.long),
                 cut=self._cut,
+                restored=restored[place] if returned and self._defence.cancels and not answer else None,
             )
             for place, (text, mine) in enumerate(zip(texts, answers, strict=True))
         ]
@@ -133,10 +140,10 @@ class _Session:
     def _through(
         self, step: Step, tokens: list[list[int]], returned: bool
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-        """New tokens of every text: what goes up, what comes down (by text), and that as one tensor."""
+        """New tokens of every text: what goes up, what comes down (by text), and what the back reads."""
         ids = torch.tensor([token for row in tokens for token in row])
         sizes = [len(row) for row in tokens]
-        hidden = self._front.forward(step, self._specimen.embedding(ids))
+        hidden = self._front.forward(step, self._device.embedding(ids))
         protected = [
             self._defence.protect(rows, position, generator)
             for rows, position, generator in zip(
@@ -145,10 +152,12 @@ class _Session:
         ]
         self._positions = [position + size for position, size in zip(self._positions, sizes, strict=True)]
         sent = self._over(torch.cat(protected))
+        mask = torch.cat(protected).float() - hidden.float() if self._defence.cancels else None
         if not returned:
             return _split(sent, sizes), [], sent
         back = self._over(self._middle.forward(step, sent.to(hidden.dtype)))
-        return _split(sent, sizes), _split(back, sizes), back.to(hidden.dtype)
+        restored = back if mask is None else back.to(mask.device).float() - mask
+        return _split(sent, sizes), _split(back, sizes), restored.to(hidden.dtype)
 
     def _over(self, hidden: torch.Tensor) -> torch.Tensor:
         """Through the wire's bytes, one way."""

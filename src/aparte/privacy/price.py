@@ -42,7 +42,7 @@ def read(observer: Observer, texts: Sequence[Sequence[int]], progress: Progress)
     sessions = observer.watch(texts, returned=True, label="text for the price", progress=progress)
     losses, choices = [], []
     for seen in sessions:
-        logits = _logits(observer.specimen, seen)[:-1]
+        logits = _logits(observer.device or observer.specimen, seen)[:-1]
         losses.append(torch.nn.functional.cross_entropy(logits, seen.tokens[1:], reduction="none"))
         choices.append(logits.argmax(1))
     return Reading(float(torch.cat(losses).mean()), torch.cat(choices))
@@ -56,14 +56,16 @@ def price(
     texts: Sequence[Sequence[int]],
     seed: int,
     progress: Progress,
+    device: Specimen | None = None,
 ) -> dict[str, Any]:
     """The fields of ``defences[]`` in ``results.json`` for one setting at one cut.
 
     ``bytes_ratio`` is of what is sent; what comes back has no defence. ``speed_ratio`` is of one step's
-    speed without a link. Both are 1 for a defence that costs nothing.
+    speed without a link. Both are 1 for a defence that costs nothing. ``device`` has the layers of a device
+    whose own are not public.
     """
     plain = read(Observer(specimen, cut, wire, Nothing(), seed), texts, progress)
-    mine = read(Observer(specimen, cut, wire, defence, seed), texts, progress)
+    mine = read(Observer(specimen, cut, wire, defence, seed, device), texts, progress)
     step_s, defence_s = _seconds(specimen, defence)
     return {
         "name": defence.name,
@@ -85,7 +87,7 @@ def price(
 
 def _logits(specimen: Specimen, seen: Seen) -> torch.Tensor:
     assert seen.down is not None
-    down = seen.down.to(specimen.blueprint.precision.dtype)
+    down = (seen.down if seen.restored is None else seen.restored).to(specimen.blueprint.precision.dtype)
     return specimen.head(specimen.back(seen.cut).forward(side_by_side([len(down)]), down)).cpu()
 
 

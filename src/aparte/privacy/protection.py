@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from aparte.config import Decoding
 from aparte.errors import UserError
@@ -15,17 +16,29 @@ class Protection:
 
     defence: str = "none"
     shape: ShapeSettings | None = None
+    #: The file with the private ends of this device.
+    ends: Path | None = None
 
     @classmethod
-    def parse(cls, target: str, defence: str, shape: str | None) -> Protection:
+    def parse(cls, target: str, defence: str, shape: str | None, ends: Path | None = None) -> Protection:
         """Raises :class:`UserError` for what cannot be, or has no use with ``target``."""
-        for option, given in (("--defence", defence != cls.defence), ("--constant-shape", shape is not None)):
+        options = {
+            "--defence": defence != cls.defence,
+            "--constant-shape": shape is not None,
+            "--private-ends": ends is not None,
+        }
+        for option, given in options.items():
             if given and target != "split":
                 raise UserError(
                     f"{option} is for --target split, where hidden states are sent. Leave it out, or choose "
                     "that target."
                 )
-        return cls(defence, None if shape is None else ShapeSettings.parse(shape))
+        if ends is not None and defence != cls.defence:
+            raise UserError(
+                "--defence and --private-ends both change what is sent, and were never measured together. "
+                "Choose one of them."
+            )
+        return cls(defence, None if shape is None else ShapeSettings.parse(shape), ends)
 
     def limit(self, decoding: Decoding) -> Decoding:
         """``decoding`` within the shape: its steps are filled by guesses first, and one is under way at a

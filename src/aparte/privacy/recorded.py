@@ -30,6 +30,7 @@ from aparte.privacy.defence import Defence
 from aparte.privacy.defences import Nothing, parse_defence
 from aparte.privacy.matching import Matcher
 from aparte.privacy.observe import Observer
+from aparte.privacy.private_ends import PrivateEndsDefence
 from aparte.privacy.sample import sample_passages
 from aparte.privacy.specimen import Specimen, bounds_of
 from aparte.privacy.texts import Passage, cut_to_length
@@ -152,6 +153,11 @@ class RecordedAudit:
             LENGTH,
         )
         chosen = parse_defence(defence)
+        if isinstance(chosen, PrivateEndsDefence):
+            raise UserError(
+                "Who got a recording does not have the private ends that made it. Leave them out: the attack "
+                "goes on with the public ones."
+            )
         if len(chosen.cuts(self._cut)) > 1:
             raise UserError("A recording has one cut. Give the --defences that was on, without random-cut.")
         specimen = Specimen(blueprint, bounds_of([self._cut], blueprint.layers), progress)

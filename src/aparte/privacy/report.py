@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aparte.privacy import traffic
+from aparte.privacy.adaptive import Adaptive, Leaked
 from aparte.privacy.baselines import Frequency, LanguageModelOnly, Uniform
 from aparte.privacy.completion import Completion, LogitLens
 from aparte.privacy.gradient import Gradient
@@ -43,6 +44,9 @@ _ABOUT: tuple[Any, ...] = (
     Linear,
     SequenceInverter,
     Gradient,
+    Adaptive,
+    Leaked(Linear(), 0),
+    Leaked(Mlp(), 0),
     Uniform,
     Frequency,
     LanguageModelOnly,

@@ -21,6 +21,8 @@ ATTACK_NAMES = (
     "traffic",
     *BASELINE_NAMES,
 )
+#: Those that know a defence; they run where private ends are audited.
+ADAPTIVE_NAMES = ("adaptive", "leaked")
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,12 @@ class AuditSettings:
     quick: bool = False
     seed: int = 0
     wire: WireName = "auto"
+    #: Private ends that the attacker trained itself, to prepare for those under audit.
+    attacker_ends: Path | None = None
 
     def __post_init__(self) -> None:
         for name in self.attacks:
-            one_of(name, ATTACK_NAMES, "attack")
+            one_of(name, (*ATTACK_NAMES, *ADAPTIVE_NAMES), "attack")
         for setting in self.defences:
             parse_defence(setting)
         if self.attacker_tokens is not None and self.attacker_tokens < 100:

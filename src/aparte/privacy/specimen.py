@@ -6,7 +6,8 @@ Cost: memory of one copy of the model, in the precision that the device computes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import torch
@@ -90,6 +91,18 @@ class Specimen:
     def back(self, cut: Cut) -> Run:
         """Layers of the device behind the middle."""
         return self.run(range(self.layers - cut.back, self.layers))
+
+    def changed(self, change: Callable[[str, torch.Tensor], torch.Tensor], cut: Cut) -> Specimen:
+        """The same model with changed weights at both ends of ``cut``; the middle is shared."""
+        other = copy.copy(self)
+        other.blueprint = copy.copy(self.blueprint)
+        other.blueprint.change = change
+        middle = cut.middle(self.layers)
+        other._stages = {
+            (start, stop): stage if start in middle else other.blueprint.stage(range(start, stop))
+            for (start, stop), stage in self._stages.items()
+        }
+        return other
 
     def embeddings(self) -> torch.Tensor:
         """The embedding of every token, ``[V, D]`` in float32."""

@@ -35,7 +35,7 @@ def frontier_table(results: dict[str, Any]) -> Table:
                 setting,
                 row["cut"],
                 percent(prompt["top1"] if prompt else None),
-                prompt["name"] if prompt else "",
+                prepared(prompt) if prompt else "",
                 percent(answer["top1"] if answer else None),
                 f"x {row['perplexity_ratio']:.4g}",
                 percent(row["agreement"]),
@@ -105,7 +105,7 @@ def attack_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         head.split("|"),
         *(
             [
-                row["name"],
+                prepared(row),
                 row["cut"],
                 row["defence"],
                 *(percent(row[key]) for key in ("top1", "top5", "exact", "rouge_l", "bleu", "pii_recall")),
@@ -115,6 +115,13 @@ def attack_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
             for row in rows
         ),
     ]
+
+
+def prepared(row: dict[str, Any]) -> str:
+    """An attack's name, and for one that knows the defence what it prepared with."""
+    own = ["own private ends"] if row.get("own_copy") else []
+    leaked = [f"{row['leaked']:,} leaked pairs"] if row.get("leaked") else []
+    return ", ".join([row["name"], *own, *leaked])
 
 
 def on_all(row: dict[str, Any]) -> bool:

@@ -31,15 +31,25 @@ class Verdict:
 
     def sentence(self, setting: str) -> str:
         """For people; ``setting`` is the defence that was on."""
-        found = [
-            f"{100 * share:.1f} % of the {target}"
-            for target, share in zip(TARGETS, (self.prompt, self.answer), strict=True)
-            if share is not None
-        ]
         under = "" if setting == "none" else f", with {setting},"
         return (
             f"The cloud receives hidden states, never text. From those of this model at this cut{under} "
-            f"`aparte audit` recovered {' and '.join(found)}, in tokens: see docs/privacy.md."
+            f"`aparte audit` recovered {self._shares}, in tokens: see docs/privacy.md."
+        )
+
+    def sentence_of_ends(self) -> str:
+        """The same for a device with private ends."""
+        return (
+            f"private ends: the best attack of `aparte audit` recovered {self._shares}, in tokens: see "
+            "docs/privacy.md."
+        )
+
+    @property
+    def _shares(self) -> str:
+        return " and ".join(
+            f"{100 * share:.1f} % of the {target}"
+            for target, share in zip(TARGETS, (self.prompt, self.answer), strict=True)
+            if share is not None
         )
 
 
@@ -61,7 +71,7 @@ def keep(blueprint: Blueprint, results: dict[str, Any]) -> None:
             target, name = row.get("target"), row["name"]
             if row["cut"] != cut or target not in TARGETS or name in _BASELINES:
                 continue
-            mine = found.setdefault(row["defence"], {})
+            mine = found.setdefault(row.get("ends") or row["defence"], {})
             mine[target] = max(mine.get(target, 0.0), float(row["top1"]))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,8 @@ TOKENS = 6000
 CHAIN = 32
 #: Ranks at which the search among siblings pauses to see whether one matches.
 WIDTHS = (16, 128, 1024, 4096)
+#: The same where a state may match nothing, and the whole vocabulary would be searched for each.
+SOME = WIDTHS[:3]
 #: Candidates per position where distances alone do not decide.
 CANDIDATES = 64
 #: Tokens by which it tells at which of several cuts a session was.
@@ -60,14 +62,19 @@ class Vocabulary:
     assumes = "The public weights of the front, and any text (to order candidates)."
     cost = "A linear solve, then a few passes of the front per text."
 
-    def __init__(self, doubtful: int | None = None) -> None:
-        """Where distances alone do not decide, only the first ``doubtful`` texts are attacked, if set."""
+    def __init__(self, doubtful: int | None = None, widths: tuple[int, ...] = ()) -> None:
+        """Where distances alone do not decide, only the first ``doubtful`` texts are attacked, if set.
+
+        With ``widths``, against devices whose states may match nothing, the search ends at the last of them,
+        and those texts have to do too.
+        """
         self._doubtful = doubtful
+        self._widths = widths
 
     def run(self, case: Case) -> Recovered:
         matchers, seconds, tokens = self._prepare(case)
         exact = all(matcher.rest.accept is not None for matcher in matchers)
-        victims = case.victims if exact else case.victims[: self._doubtful]
+        victims = case.victims if exact and not self._widths else case.victims[: self._doubtful]
         started = time.perf_counter()
         guesses = []
         for place, seen in enumerate(victims):
@@ -97,7 +104,7 @@ class Vocabulary:
         if len(matchers) > 1:
             start = seen.up[:PROBE]
             matchers = [min(matchers, key=lambda matcher: match(matcher, start, WIDTHS[:2]).distance)]
-        return match(matchers[0], seen.up)
+        return match(matchers[0], seen.up, self._widths)
 
 
 def match(matcher: Matcher, up: torch.Tensor, widths: tuple[int, ...] = ()) -> Found:

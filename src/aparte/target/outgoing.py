@@ -20,6 +20,15 @@ class Guard(Protocol):
         ...
 
 
+class Mask(Protocol):
+    """Numbers that are added to what is sent for each node, and taken out of what comes back for it."""
+
+    def __call__(self, step: Step, tokens: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
+        """The masks ``[n, D]`` in float32 of states ``hidden``: the same for the same tokens, in whatever
+        step."""
+        ...
+
+
 class Shape(Protocol):
     """Decides how messages look from outside: their size and their time."""
 

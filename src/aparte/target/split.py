@@ -14,7 +14,7 @@ from aparte.model.parts import Blueprint, Progress
 from aparte.step import Step
 from aparte.target.base import Ask, Evaluation, Timing
 from aparte.target.exchange import Exchange, message_of
-from aparte.target.outgoing import Guard, Sent, Shape, Witness
+from aparte.target.outgoing import Guard, Mask, Sent, Shape, Witness
 from aparte.target.states import StateStore
 from aparte.wire.link import Link
 from aparte.wire.tensors import TensorCodec
@@ -22,12 +22,16 @@ from aparte.wire.tensors import TensorCodec
 
 @dataclass(frozen=True)
 class _Begun:
-    """What the device did for a step that is under way, whose first ``nodes`` nodes were asked for."""
+    """What the device did for a step that is under way, whose first ``nodes`` nodes were asked for.
+
+    ``mask`` ``[n, D]`` is what was added to its states, if anything.
+    """
 
     nodes: int
     logits_from: int
     device_ms: float
     codec_ms: float
+    mask: torch.Tensor | None
 
 
 class DeviceParts:
@@ -69,12 +73,17 @@ class SplitTarget:
         self._states: StateStore | None = None
         self._guard: Guard | None = None
         self._shape: Shape | None = None
+        self._mask: Mask | None = None
         self._witness: Witness | None = None
         self.vocab_size = parts.vocab_size
 
     def protect(self, guard: Guard | None = None, shape: Shape | None = None) -> None:
         """From now on send what ``guard`` makes of the front's output, and steps of this ``shape``."""
         self._guard, self._shape = guard, shape
+
+    def hide(self, mask: Mask) -> None:
+        """From now on add ``mask`` to what is sent, before any guard, and take it out of what comes back."""
+        self._mask = mask
 
     def watch(self, witness: Witness) -> None:
         """From now on tell ``witness`` of everything that is sent."""
@@ -135,7 +144,12 @@ class SplitTarget:
         if self._states is not None:
             self._states.put_front(step, hidden)
         computed = self._clock()
-        sent = hidden if self._guard is None else self._guard(step, tokens, hidden)
+        mask, sent = None, hidden
+        if self._mask is not None:
+            mask = self._mask(step, tokens, hidden).to(hidden.device)
+            sent = (hidden.float() + mask).to(hidden.dtype)
+        if self._guard is not None:
+            sent = self._guard(step, tokens, sent)
         payload = self._codec.encode(sent)
         message = message_of(step, payload)
         if self._shape is not None:
@@ -144,7 +158,11 @@ class SplitTarget:
             self._witness(Sent.of(message, payload, len(step), self._codec))
         encoded = self._clock()
         begun = _Begun(
-            nodes, ask.logits_from, device_ms=(computed - started) * 1e3, codec_ms=(encoded - computed) * 1e3
+            nodes,
+            ask.logits_from,
+            device_ms=(computed - started) * 1e3,
+            codec_ms=(encoded - computed) * 1e3,
+            mask=mask,
         )
         if self._shape is not None:
             self._shape.wait()
@@ -154,6 +172,8 @@ class SplitTarget:
         arrived = self._exchange.receive()  # the back never sees a stale step
         step, begun = arrived.step, arrived.note
         hidden = self._codec.decode(arrived.payload, len(step))
+        if begun.mask is not None:
+            hidden = (hidden.to(begun.mask.device).float() - begun.mask).to(self.parts.precision.dtype)
         decoded = self._clock()
         if self._states is not None:
             self._states.put_middle(step, hidden)
