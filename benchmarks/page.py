@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from page_model import peers_section, rtt_section
+from page_parts import formats_section, memory_section
 from page_runs import run_line, runs_section
 from page_spade import spade_section
 
@@ -66,6 +67,8 @@ def write_page(results: Path) -> None:
         rtt_section,
         spade_section,
         _step,
+        formats_section,
+        memory_section,
         runs_section,
     )
     parts = [INTRO, *(section(found) for section in sections)]

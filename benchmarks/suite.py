@@ -44,6 +44,14 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
     ),
     "rtt": (["rtt", "smollm2-135m", "--emulate", "5,20,40,80,150x20,100,1000"], 0),
     "step": (["bench", "step", "smollm2-135m"], 0),
+    "step-int8": (["bench", "step", "smollm2-135m", "--dtype", "int8"], 0),
+    "step-invariant": (["bench", "step", "smollm2-135m", "--batch-invariant"], 0),
+    "step-int8-invariant": (
+        ["bench", "step", "smollm2-135m", "--dtype", "int8", "--batch-invariant"],
+        0,
+    ),
+    "step-kv8": (["bench", "step", "smollm2-135m", "--kv", "int8"], 0),
+    "memory": (["bench", "memory", "smollm2-135m", "--dtype", "packed16", "--dtype", "int8"], 0),
     "spade": (
         ["bench", "spade", "smollm2-135m", "--max-new-tokens", "96", "--plot", "docs/img/spade.svg"],
         12,
