@@ -56,7 +56,7 @@ class Cluster:
 
     def hosts(self) -> list[int]:
         """Processes of replicas in which sessions were opened, one entry per session."""
-        found = (re.search(r"session \d+ opened.*replica (\d+)", line) for line in tuple(self.said))
+        found = (re.search(r"session_start .*replica (\d+)", line) for line in tuple(self.said))
         return [int(match[1]) for match in found if match]
 
 

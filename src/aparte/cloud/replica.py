@@ -33,7 +33,7 @@ PROXY_MESSAGE_BYTES = 16 * 1024 * 1024
 #: Connections beyond the sessions, for health checks and for telling a device that all is taken.
 SPARE_CONNECTIONS = 16
 #: How lines begin that our own log wrote.
-_OURS = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_OURS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 #: How long a replica that has to go lets its sessions be.
 FAREWELL_S = 2.0
 

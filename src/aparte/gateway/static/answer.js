@@ -4,6 +4,7 @@ import { blocks, copyText, make } from "./markdown.js";
 import { bytes, sample, strip, timeBar, tripTable } from "./seen.js";
 
 const ENDS = { length: "cut off at the most tokens allowed", stopped: "stopped", failed: "unfinished" };
+const FOUND = "connection lost and found again"; // said from then on
 
 function columns(article, text) {
   const seen = make("aside", "seen");
@@ -57,6 +58,7 @@ export class Answer {
     this.usage = null;
     this.ends = []; // where in the text each round trip's tokens end
     this.groups = []; // lengths of what was sent, by round trip
+    this.found = false;
     this.sent = { messages: 0, positions: 0, last: null };
     this.shown = []; // the blocks on the page
     this.started = performance.now();
@@ -97,7 +99,8 @@ export class Answer {
     this.firstMs ??= performance.now() - this.started;
     this.trips.push(trip);
     this.ends.push(this.text.length);
-    this.state.textContent = trip.reconnects ? "connection lost and found again" : "";
+    this.found ||= trip.reconnects > 0;
+    this.state.textContent = this.found ? FOUND : "";
     const norms = trip.sent.flatMap((message) => message.norms);
     this.sent.messages += trip.sent.length;
     this.sent.positions += norms.length;
@@ -114,7 +117,7 @@ export class Answer {
 
   // The answer ended; `why` is a key of ENDS, or nothing if all is well.
   finish(why) {
-    this.state.textContent = ENDS[why || this.reason] || "";
+    this.state.textContent = [ENDS[why || this.reason], this.found && FOUND].filter(Boolean).join("; ");
     this.article.classList.add("done");
     this.#draw();
     this.#account();
