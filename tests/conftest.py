@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from aparte.cloud import journal
 from aparte.config import DEFAULT_MODEL
 from aparte.errors import AparteError
 from cli.command import Command
@@ -68,3 +70,14 @@ def aparte(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     monkeypatch.delenv("APARTE_TOKEN", raising=False)
     monkeypatch.delenv("APARTE_DEBUG", raising=False)
     return Command(monkeypatch, capsys)
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """A command that runs in this process sets up the log for a process of its own; it ends with the test."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    ours = (journal.TextLines, journal.JsonLines)
+    root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler.formatter, ours)]
+    root.setLevel(level)
