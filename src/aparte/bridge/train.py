@@ -24,6 +24,7 @@ from aparte.bridge.corpus import Shard
 from aparte.bridge.net import BridgeNet, standardise
 from aparte.bridge.teacher import Teacher
 from aparte.bridge.unroll import unroll
+from aparte.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,30 @@ class Recipe:
         return 1 + sum(step >= share * self.steps for share in self.unroll_from)
 
     def rate(self, step: int) -> float:
-        """Learning rate: a short warm-up, then half a cosine to nothing."""
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        """Learning rate at this step."""
+        return self.learning_rate * schedule(step, self.warmup, self.steps)
+
+
+def schedule(step: int, warmup: int, steps: int) -> float:
+    """Share of the learning rate: a short warm-up, then half a cosine to nothing."""
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def claim(folder: Path, settings: dict[str, Any]) -> None:
+    """What lies in ``folder`` is of a run with these settings from now on. Raises :class:`UserError` if it
+    is of another one."""
+    file = folder / "settings.json"
+    wanted = json.dumps(settings, indent=1)
+    if not file.exists():
+        file.write_text(wanted, encoding="utf-8")
+    elif file.read_text(encoding="utf-8") != wanted:
+        raise UserError(
+            f"{folder} holds a run with other settings. Go on with its options, give another --work, or "
+            "delete that folder."
+        )
 
 
 @dataclass(frozen=True)
@@ -167,9 +187,10 @@ class Trainer:
         rate = self._recipe.rate(self._step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        loss = self.loss(batch, self._recipe.depth(self._step))
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.enable_grad():
+            loss = self.loss(batch, self._recipe.depth(self._step))
+            self._optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
         self._optimizer.step()
         return float(loss.detach())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +14,7 @@ from aparte.bridge.corpus import write_corpus
 from aparte.bridge.file import bridge_path, save_bridge
 from aparte.bridge.net import BridgeNet
 from aparte.bridge.teacher import Teacher
-from aparte.bridge.train import Conversations, Recipe, Report, Trainer
+from aparte.bridge.train import Conversations, Recipe, Report, Trainer, claim
 from aparte.config import Compute, Cut
 from aparte.errors import UserError
 from aparte.model.fingerprint import take_fingerprint
@@ -79,7 +77,7 @@ class Workshop:
         corpus.mkdir(parents=True, exist_ok=True)
         folder = self.blueprint.checkpoint.folder
         fingerprint = take_fingerprint(self.blueprint, self.cut, self.name)
-        self._claim({"model": fingerprint.to_json(), "tokens": tokens, "recipe": asdict(self.recipe)})
+        claim(self.work, {"model": fingerprint.to_json(), "tokens": tokens, "recipe": asdict(self.recipe)})
         rows = max(self.recipe.held_out_rows + self.recipe.rows, min(ROWS, tokens // LENGTH))
         shards = list(
             write_corpus(
@@ -106,18 +104,6 @@ class Workshop:
         if not keep:
             shutil.rmtree(self.work)
         return self.out
-
-    def _claim(self, settings: dict[str, Any]) -> None:
-        """What lies in the folder is of a run with these settings, or an error."""
-        file = self.work / "settings.json"
-        wanted = json.dumps(settings, indent=1)
-        if not file.exists():
-            file.write_text(wanted, encoding="utf-8")
-        elif file.read_text(encoding="utf-8") != wanted:
-            raise UserError(
-                f"{self.work} holds a run with other settings. Go on with its options, give another --work, "
-                "or delete that folder."
-            )
 
     def new_net(self, data: Conversations) -> BridgeNet:
         """An untrained bridge: its layer begins as a copy of the middle's last one."""

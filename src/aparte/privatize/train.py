@@ -24,7 +24,7 @@ from torch import nn
 
 from aparte.bridge.corpus import Shard
 from aparte.bridge.teacher import Teacher
-from aparte.bridge.train import Conversations
+from aparte.bridge.train import Conversations, schedule
 from aparte.privacy.inverter import Inverter
 from aparte.privatize.ends import Veil
 from aparte.privatize.file import write_secret
@@ -62,11 +62,8 @@ class Recipe:
     seed: int = 0
 
     def rate(self, step: int) -> float:
-        """Learning rate: a short warm-up, then half a cosine to nothing."""
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        """Learning rate at this step."""
+        return self.learning_rate * schedule(step, self.warmup, self.steps)
 
 
 @dataclass(frozen=True)

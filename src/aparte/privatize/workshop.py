@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -15,7 +14,7 @@ from safetensors.torch import load_file
 
 from aparte.bridge.corpus import write_corpus
 from aparte.bridge.teacher import Teacher
-from aparte.bridge.train import Conversations
+from aparte.bridge.train import Conversations, claim
 from aparte.config import Compute, Cut
 from aparte.errors import UserError
 from aparte.model.parts import Blueprint, Precision, Progress
@@ -89,7 +88,10 @@ class Workshop:
         self.work.mkdir(parents=True, exist_ok=True)
         self.work.chmod(0o700)
         corpus.mkdir(exist_ok=True)
-        self._claim({"model": identity(self.blueprint, self.cut), "tokens": tokens, "recipe": asdict(recipe)})
+        claim(
+            self.work,
+            {"model": identity(self.blueprint, self.cut), "tokens": tokens, "recipe": asdict(recipe)},
+        )
         key = self._key()
         paths = list(
             write_corpus(
@@ -146,15 +148,3 @@ class Workshop:
             write_secret(file, {"sensitivity": found}, {})
         found = load_file(file)["sensitivity"]
         return shape_veil(self.teacher, batches, found, self.recipe.mask)
-
-    def _claim(self, settings: dict[str, Any]) -> None:
-        """What lies in the folder is of a run with these settings, or an error."""
-        file = self.work / "settings.json"
-        wanted = json.dumps(settings, indent=1)
-        if not file.exists():
-            file.write_text(wanted, encoding="utf-8")
-        elif file.read_text(encoding="utf-8") != wanted:
-            raise UserError(
-                f"{self.work} holds a run with other settings. Go on with its options, give another --work, "
-                "or delete that folder."
-            )
