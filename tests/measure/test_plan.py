@@ -70,6 +70,13 @@ class TestSizes:
         made = Plan(Question("mistral-7b", cut=Cut(3, 5), dtype="float32"))
         assert made.device.weights + made.cloud.weights == pytest.approx(4 * made.shape.params)
 
+    def test_in_8_bits_the_embedding_stays_in_16(self) -> None:
+        shape = Shape.of(look_up("mistral-7b").config, "mistral-7b")
+        half, eight = (device_memory(shape, Cut(), dtype, 1000) for dtype in ("bfloat16", "int8"))
+        assert eight.embedding == half.embedding
+        assert eight.head == half.head / 2
+        assert eight.layers == half.layers / 2
+
     def test_packed_linears_cache_in_float32(self) -> None:
         shape = Shape.of(look_up("mistral-7b").config, "7B")
         packed, half = (device_memory(shape, Cut(), dtype, 1000) for dtype in ("packed16", "bfloat16"))

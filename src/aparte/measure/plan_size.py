@@ -158,13 +158,15 @@ def whole_memory(shape: Shape, dtype: DtypeName, context: int, users: int = 1) -
 
 def _memory(shape: Shape, layers: int, dtype: DtypeName, positions: int, *, ends: bool) -> Memory:
     size = weight_bytes(dtype)
-    table = shape.table_params * size if ends else 0
+    head = shape.table_params * size if ends else 0
+    # The table is looked up in, not multiplied with, and stays in 16 bits where matrices are narrower.
+    table = max(head, shape.table_params * 2) if ends else 0
     logits = 32 * shape.vocab * 4 if ends else 0  # of the nodes of one step, in float32
     work = _WORK_ROWS * (3 * shape.intermediate + 4 * shape.hidden) * 4 + logits
     return Memory(
         layers=layers * shape.layer_params * size,
         embedding=table,
-        head=table + (shape.hidden * size if ends else 0),
+        head=head + (shape.hidden * size if ends else 0),
         kv=positions * kv_bytes_per_token(shape, layers, dtype),
         runtime=RUNTIME_BYTES + work,
     )
