@@ -24,10 +24,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# A worker per core, each with one thread of its own; one that is done takes work from the other. Output isn't
-# captured but where a test asks for it: servers in threads outlive the test that they log to.
+# A worker per core, each with one thread of its own; one that is done takes work from the other.
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --capture=no --numprocesses auto --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal -m "not slow"
 
 # The tests that take long: the default model on real prompts, whole audits, whole benchmarks.
 slow: $(STAMP)

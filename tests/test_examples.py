@@ -86,7 +86,6 @@ class TestOutput:
     def test_hf_generate(self, run: Run, llama_folder: Path, cloud: str) -> None:
         assert run("hf_generate.py", str(llama_folder), cloud).startswith("The sky is blue because")
 
-    @pytest.mark.slow  # its web server in this process upsets what comes after it
     def test_openai_client(self, run: Run, llama_folder: Path, cloud: str) -> None:
         with connected(llama_folder, cloud, sessions=1) as model, serving(model) as url:
             said = run("openai_client.py", NAME, f"{url}/v1")

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import mpmath
 import pytest
+from absl import logging as absl_logging
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from aparte.errors import UserError
 from aparte.privacy.noise import delta_of, gaussian_sigma
+
+# That library's log keeps the standard error that it finds when it is imported, here pytest's own, and closes
+# it as soon as somebody sets up logging anew (a web server does) while another is in its place. It spares
+# this one.
+absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
 
 def reference_delta(sigma: float, epsilon: float) -> float:
