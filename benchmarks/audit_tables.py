@@ -2,6 +2,7 @@
 
     aparte audit smollm2-135m --out audit …
     .venv/bin/python benchmarks/audit_tables.py audit/results.json           # keep the figures, and write
+    .venv/bin/python benchmarks/audit_tables.py --also quick/results.json    # beside the full one that is kept
     .venv/bin/python benchmarks/audit_tables.py --print                      # print what is kept
     .venv/bin/python benchmarks/audit_tables.py                              # write what is kept
 
@@ -38,7 +39,8 @@ def about(results: dict[str, Any]) -> str:
     return (
         f"`aparte audit {results['model']}`, {kind} audit: {results['layers']} layers, {results['wire']} on "
         f"the wire, computed in {results['dtype']}; {results['victims']} texts attacked, from "
-        f"{', '.join(results['text'])}; {results['seconds'] / 60:.0f} minutes, with other programs running."
+        f"{', '.join(results['text'])}; {results['seconds'] / 60:.0f} minutes"
+        + (", with other programs running." if results.get("busy") else ".")
         + (f" {missing} of its parts were not run, and are missing below." if missing else "")
     )
 
@@ -96,10 +98,19 @@ def write(page: Path, block: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("results", type=Path, nargs="*", help="results.json of one or more audits")
+    parser.add_argument("--busy", action="store_true", help="other programs ran meanwhile: say so with times")
+    parser.add_argument("--also", action="store_true", help="keep the full audits that are kept already")
     parser.add_argument("--print", action="store_true", dest="only_print", help="leave the pages alone")
     options = parser.parse_args()
     if options.results:
-        audits = [json.loads(file.read_text(encoding="utf-8")) for file in options.results]
+        kept = json.loads(KEPT.read_text(encoding="utf-8")) if options.also else []
+        audits = [
+            *(results for results in kept if not results["quick"]),
+            *(
+                json.loads(file.read_text(encoding="utf-8")) | {"busy": options.busy}
+                for file in options.results
+            ),
+        ]
     else:
         audits = json.loads(KEPT.read_text(encoding="utf-8"))
     if options.only_print:
