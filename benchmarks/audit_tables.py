@@ -2,7 +2,7 @@
 
     aparte audit smollm2-135m --out audit …
     .venv/bin/python benchmarks/audit_tables.py audit/results.json           # keep the figures, and write
-    .venv/bin/python benchmarks/audit_tables.py --also quick/results.json    # beside the full one that is kept
+    .venv/bin/python benchmarks/audit_tables.py --also quick/results.json    # beside the full one
     .venv/bin/python benchmarks/audit_tables.py --print                      # print what is kept
     .venv/bin/python benchmarks/audit_tables.py                              # write what is kept
 
