@@ -37,6 +37,7 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
         12,
     ),
     "link-80": ([*SPECBENCH, "--rtt", "80", *LINK], 12),
+    "link-80-single": ([*SPECBENCH, "--rtt", "80", *LINK, "--in-flight", "1"], 12),
     "link-150": ([*SPECBENCH, "--rtt", "150", *LINK], 12),
     "budget": (
         ["bench", "budget", "smollm2-135m", "--max-new-tokens", "48", "--plot", "docs/img/budget.svg"],
