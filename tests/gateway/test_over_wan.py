@@ -32,6 +32,7 @@ def test_streamed_at_80_ms_as_generate_writes_it_with_the_same_seed(
         serving(model) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
+        started = time.perf_counter()
         stream = client.chat.completions.create(
             model=NAME,
             messages=[{"role": "user", "content": QUESTION}],
@@ -41,7 +42,6 @@ def test_streamed_at_80_ms_as_generate_writes_it_with_the_same_seed(
             stream=True,
             stream_options={"include_usage": True},
         )
-        started = time.perf_counter()
         chunks = list(stream)
         waited_s = time.perf_counter() - started
         numbers = httpx.get(f"{url}/metrics").text
