@@ -31,6 +31,7 @@ TARGETS = (
 )
 SPEEDS = (
     ("link-80", "80 ms, 100 Mbit/s, `auto`", "1.12x", "1.8x", "3x"),
+    ("link-80-single", "the same, one step at a time (`--in-flight 1`)", "", "", ""),
     ("link-150", "150 ms, 100 Mbit/s, `auto`", "", "2.1x", "3.5x"),
 )
 #: Tokens per second of other systems on a machine of the same kind, single runs, ± 30 %: by prompt and
