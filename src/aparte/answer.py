@@ -9,7 +9,7 @@ from typing import Any
 
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.decode import FinishReason, Job, PrefillProgress, StepRecord, decode
-from aparte.measure.decomposition import Bandwidth, decompose_all, fitted_bandwidth
+from aparte.measure.decomposition import Bandwidth, Parts, decompose_all, fitted_bandwidth
 from aparte.recovery import Recovery
 from aparte.session import Session
 from aparte.speculate.ahead import SendAhead
@@ -92,15 +92,22 @@ class Answer:
         first = self.steps[0].timing
         return (self.bytes_up - first.bytes_up) / tokens, (self.bytes_down - first.bytes_down) / tokens
 
-    def parts(self) -> dict[str, float | None]:
-        """Where the time of all steps went, ms (:mod:`aparte.measure.decomposition`).
+    @property
+    def link(self) -> Bandwidth:
+        """The bandwidth that transfer goes by: known, or fitted to the steps, or unknown; transfer is then
+        part of the latency."""
+        return self.bandwidth or fitted_bandwidth(self.steps)
 
-        ``mbps`` is the bandwidth that transfer goes by: known, or fitted to the steps, or None; transfer is
-        then part of the latency.
-        """
-        bandwidth = self.bandwidth or fitted_bandwidth(self.steps)
-        mbps = bandwidth.mbps_up and round(bandwidth.mbps_up, 3)
-        return {**decompose_all(self.steps, bandwidth).to_json(), "mbps": mbps}
+    def decomposition(self) -> Parts:
+        """Where ``elapsed_s`` went (:mod:`aparte.measure.decomposition`); what was done between two steps
+        is part of the rest."""
+        parts = decompose_all(self.steps, self.link)
+        return parts + Parts(rest_ms=self.elapsed_s * 1e3 - parts.total_ms)
+
+    def parts(self) -> dict[str, float | None]:
+        """The decomposition in ms, with the bandwidth ``mbps`` that transfer goes by, or None."""
+        mbps = self.link.mbps_up
+        return {**self.decomposition().to_json(), "mbps": mbps and round(mbps, 3)}
 
     def to_json(self) -> dict[str, Any]:
         """The fields of design section 8, and more."""

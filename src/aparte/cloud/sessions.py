@@ -20,7 +20,7 @@ from aparte.errors import SlotError, UserError
 from aparte.model.cache import SlotCache
 from aparte.model.slab import Slab
 from aparte.model.stage import Stage
-from aparte.step import Step
+from aparte.step import ROOT, Step
 from aparte.wire.tensors import TensorCodec
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class Session(ABC):
         # Nothing below the committed tip has a slot outside this range. The mask among such nodes is
         # quadratic in their number, so that an endless uncommitted chain would take all memory.
         pending = step.base + len(step) - (step.commit + 1)
+        if step.commit == ROOT and self._cache and self._cache.tree.root not in range(step.base):
+            pending = len(step)  # a text that begins here, at whatever slot: nothing that is held stays
         if pending > self._limits.max_pending_nodes:
             raise LimitError(
                 f"A step leaves up to {pending} nodes uncommitted; "

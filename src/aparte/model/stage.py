@@ -71,13 +71,15 @@ class Stage:
         dtype: torch.dtype,
         device: torch.device,
         rotary_kinds: tuple[str, ...] | None = None,
+        rotary_switch: int | None = None,
         cache_name: str = "cache",
         kv: KvName = "model",
         invariant: bool = False,
     ) -> None:
         """``windows[i]`` is the sliding window of the i-th layer of this stage, None for full attention.
 
-        ``rotary_kinds[i]`` is what ``rotary`` calls that layer's kind, in models where it asks. Layers take
+        ``rotary_kinds[i]`` is what ``rotary`` calls that layer's kind, in models where it asks; texts of more
+        than ``rotary_switch`` tokens, which begin at that slot, get other embeddings from it. Layers take
         their cache as the argument ``cache_name``, which keeps keys and values as ``kv`` says. With
         ``invariant`` the layers' attention takes :class:`~aparte.model.invariant.Visible` as a mask.
         """
@@ -85,6 +87,7 @@ class Stage:
         self._rotary = rotary
         self._windows = windows
         self._kinds: tuple[str | None, ...] = rotary_kinds or (None,) * len(layers)
+        self._rotary_switch = rotary_switch
         self._cache_name = cache_name
         self._kv: KvName = kv
         self._invariant = invariant
@@ -172,11 +175,12 @@ class Stage:
         layout = item.cache.begin(item.step)
         states = item.hidden.to(self.device, self.dtype).unsqueeze(0)
         positions = torch.tensor([layout.positions], device=self.device)
+        long = self._is_long(item.cache, layout)
         return _Inputs(
             states,
             positions,
             # Session by session: some rotary embeddings depend on the longest sequence they are given.
-            {kind: self._rotate(states, positions, kind) for kind in set(self._kinds)},
+            {kind: self._rotate(states, positions, kind, long) for kind in set(self._kinds)},
             {window: self._mask(layout, positions[0], window) for window in set(self._windows)},
         )
 
@@ -206,12 +210,24 @@ class Stage:
         tapped = None if item.tap is None else outputs[item.tap][0, rows]
         return Output(outputs[self.layer_indices.stop - 1][0, rows], tapped)
 
+    def _is_long(self, cache: SlotCache, layout: Layout) -> bool:
+        """Whether the text has the rotary embeddings of long ones."""
+        switch = self._rotary_switch
+        if switch is None or cache.tree.root >= switch:
+            return switch is not None
+        if max(layout.positions) >= switch:
+            raise SlotError(f"A text of more than {switch} tokens has to begin at slot {switch}.")
+        return False
+
     def _rotate(
-        self, states: torch.Tensor, positions: torch.Tensor, kind: str | None
+        self, states: torch.Tensor, positions: torch.Tensor, kind: str | None, long: bool
     ) -> tuple[torch.Tensor, ...]:
+        """Cosines and sines, ``[1, n, head_dim]``, at ``positions`` ``[1, n]``."""
         more = {} if kind is None else {"layer_type": kind}
+        if long:  # the library decides by the largest position that it sees, so it is shown one
+            positions = torch.cat([positions, positions.new_tensor([[self._rotary_switch]])], dim=1)
         rotary: tuple[torch.Tensor, ...] = self._rotary(states, position_ids=positions, **more)
-        return rotary
+        return tuple(part[:, :-1] for part in rotary) if long else rotary
 
     def _mask(
         self, layout: Layout, positions: torch.Tensor, window: int | None
