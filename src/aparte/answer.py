@@ -13,7 +13,7 @@ from aparte.measure.decomposition import Bandwidth, decompose_all, fitted_bandwi
 from aparte.recovery import Recovery
 from aparte.session import Session
 from aparte.speculate.ahead import SendAhead
-from aparte.speculate.budget import NodeBudget
+from aparte.speculate.budget import Budget, NodeBudget
 from aparte.speculate.drafter import Drafter
 from aparte.target.base import Target
 from aparte.text.stream import Detokenizer, StopMatcher
@@ -158,10 +158,10 @@ class Writer:
         #: Which tokens of the conversation lie in which slots.
         self.session = Session()
         # What these learn of the link holds for the next answer too.
-        self.budget = NodeBudget()
+        self.budget: Budget = NodeBudget()
+        self.ahead = SendAhead()
         #: Of the link, where it is known; answers tell by it what transfer took.
         self.bandwidth: Bandwidth | None = None
-        self._ahead = SendAhead()
 
     def forget(self) -> None:
         """Keep nothing of earlier answers: the next one sends its whole prompt."""
@@ -188,7 +188,7 @@ class Writer:
             budget=self.budget if decoding.automatic else None,
             prefill_chunk=self._prefill_chunk,
             in_flight=decoding.flight_limit,
-            ahead=self._ahead if decoding.in_flight is None else None,
+            ahead=self.ahead if decoding.in_flight is None else None,
             clock=self._clock,
             recovery=self._recovery,
         )

@@ -21,6 +21,7 @@ from aparte.config import (
     TARGETS,
     Compute,
     Cut,
+    Drafting,
     LinkSettings,
     WireName,
     one_of,
@@ -144,6 +145,7 @@ class Aparte:
         decode: str = "auto",
         draft: str | None = None,
         draft_length: int | None = None,
+        draft_for: str = Drafting.goal,
         dtype: str = Compute.dtype,
         device: str = Compute.device,
         kv: str = Compute.kv,
@@ -182,7 +184,15 @@ class Aparte:
             pins=tuple(pins),
             record=record,
         )
-        plan = plan_drafts(model, where, target, decode=decode, draft=draft, draft_length=draft_length)
+        plan = plan_drafts(
+            model,
+            where,
+            target,
+            decode=decode,
+            draft=draft,
+            draft_length=draft_length,
+            draft_for=draft_for,
+        )
         return cls(connection, plan, sessions=sessions, progress=progress, notice=notice)
 
     @property
@@ -286,8 +296,7 @@ class Aparte:
         if connection.target == "local":
             writer = open_local_writer(blueprint, connection.link, self._progress)
         elif connection.target == "draft":
-            rejection = self._plan.drafting.accept == "rejection"
-            writer = open_draft_writer(blueprint, connection.model, rejection=rejection, **reach)
+            writer = open_draft_writer(blueprint, connection.model, self._plan.drafting, **reach)
         else:
             parts = self._first.parts if self._first is not None else None
             writer = open_writer(blueprint, connection.model, connection.cut, parts=parts, **reach)

@@ -9,7 +9,7 @@ from pathlib import Path
 from aparte.answer import Writer
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.load import load_engine
-from aparte.config import Cut, LinkSettings, WireName
+from aparte.config import Cut, Drafting, LinkSettings, WireName
 from aparte.deadline import Deadline
 from aparte.errors import UserError
 from aparte.fingerprint import WHOLE, Fingerprint
@@ -17,6 +17,7 @@ from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
 from aparte.model.shard import digest_of_middle
 from aparte.recovery import Recovery
+from aparte.speculate.cloud_budget import CloudBudget
 from aparte.target.base import Target
 from aparte.target.draft import DraftTarget
 from aparte.target.local import LocalTarget
@@ -87,8 +88,8 @@ def open_writer(
 def open_draft_writer(
     blueprint: Blueprint,
     name: str,
+    drafting: Drafting | None = None,
     *,
-    rejection: bool = False,
     cloud: str | Sequence[str] | None = None,
     wire: WireName = "auto",
     token: str | None = None,
@@ -101,9 +102,11 @@ def open_draft_writer(
 ) -> Writer:
     """Reach the verifier of ``blueprint``'s model at ``cloud``, or have one in this process without it.
 
-    With a ``cloud`` nothing of the model is loaded here: what drafts loads what it needs. ``rejection`` is
-    how drafts are accepted where tokens are sampled. ``record`` keeps every frame that passes.
+    With a ``cloud`` nothing of the model is loaded here: what drafts loads what it needs. Of ``drafting`` it
+    matters how drafts are accepted where tokens are sampled, and what their number is good for. ``record``
+    keeps every frame that passes.
     """
+    drafting = drafting or Drafting()
     settings = settings or LinkSettings()
     number_format = wire_format(wire, blueprint)
     deadline = Deadline(settings.answer_timeout_s)
@@ -128,9 +131,12 @@ def open_draft_writer(
             notice,
             record,
         )
-    target = DraftTarget(blueprint, link, number_format, rejection=rejection)
+    target = DraftTarget(blueprint, link, number_format, rejection=drafting.accept == "rejection")
     codec = Codec(blueprint.checkpoint.folder)
-    return Writer(target, codec, WHOLE, settings.prefill_chunk, recovery=Recovery(settings, deadline))
+    writer = Writer(target, codec, WHOLE, settings.prefill_chunk, recovery=Recovery(settings, deadline))
+    if drafting.spares_cloud:
+        writer.budget = CloudBudget()
+    return writer
 
 
 def open_local_writer(

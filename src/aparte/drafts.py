@@ -16,10 +16,12 @@ from aparte.model.parts import Blueprint, Progress
 from aparte.model.registry import resolve
 from aparte.model.turns import TurnTaking
 from aparte.session import Session
+from aparte.speculate.calibration import Calibration
 from aparte.speculate.chain import Chain
 from aparte.speculate.common import CommonTable, common_table, shipped_table
 from aparte.speculate.draft_model import TOP, DraftModel, check_vocabulary
 from aparte.speculate.drafter import Drafter, make_drafter
+from aparte.speculate.drawn import open_drawn_tree
 from aparte.speculate.length import LengthPlan
 from aparte.speculate.neural import TreeModel
 from aparte.speculate.shallow import open_shallow
@@ -67,15 +69,19 @@ def plan_drafts(
     decode: str = Decoding.decode,
     draft: str | None = None,
     draft_length: int | None = None,
+    draft_for: str = Drafting.goal,
 ) -> DraftPlan:
     """The plan for a few settings, as the command line understands them; in draft mode by default everything
     that costs nothing, and the bridge if there is one."""
     if target != "draft":
         return DraftPlan(Decoding(decode, draft=draft), Drafting())
-    drafting = Drafting(draft, draft_length)
+    drafting = Drafting(draft, draft_length, goal=draft_for)
     names = drafting.names or default_names(model, cut)
     mode = "sequential" if decode == "sequential" else "+".join(names)
-    return DraftPlan(Decoding(mode, max_nodes=draft_length, draft=drafting.model), drafting)
+    # What is sent ahead for nothing costs the cloud.
+    in_flight = 1 if drafting.spares_cloud else None
+    decoding = Decoding(mode, max_nodes=draft_length, draft=drafting.model, in_flight=in_flight)
+    return DraftPlan(decoding, drafting)
 
 
 class DraftShelf:
@@ -162,16 +168,27 @@ class Drafts:
         self.models = models
         self._eos = eos
         self._tree: Drafter | None = None
-        self._lengths = LengthPlan()
+        self._lengths = LengthPlan(spares_cloud=plan.drafting.spares_cloud)
+        self._calibration = Calibration()
 
     def drafter(self, sampling: Sampling) -> Drafter:
         """For an answer whose tokens are chosen like this.
 
-        In draft mode it is a chain if its length is given, and where tokens are sampled, because a chain
-        picks its tokens as the verifier will; else a tree.
+        In draft mode it is a chain if its length is given, and for coupled acceptance, because a chain picks
+        its tokens as the verifier will; else a tree, which is drawn for rejection sampling.
         """
         decoding, drafting = self._plan.decoding, self._plan.drafting
         chain = self._target == "draft" and decoding.sources
+        if chain and drafting.length is None and not sampling.greedy and drafting.accept == "rejection":
+            return open_drawn_tree(
+                decoding.sources,
+                self.models,
+                sampling,
+                width=drafting.top,
+                eos=self._eos,
+                plan=self._lengths,
+                calibration=self._calibration,
+            )
         if chain and (drafting.length is not None or not sampling.greedy):
             return Chain(
                 [open_voice(name, self.models) for name in decoding.sources],
@@ -183,7 +200,7 @@ class Drafts:
                 plan=self._lengths,
             )
         if self._tree is None:
-            self._tree = make_drafter(decoding, models=self.models)
+            self._tree = make_drafter(decoding, models=self.models, patient=drafting.spares_cloud)
         return self._tree
 
 

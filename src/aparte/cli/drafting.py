@@ -32,6 +32,7 @@ def choose_decoding(
     accept: str,
     return_states: bool,
     draft_top: int = Drafting.top,
+    draft_for: str = Drafting.goal,
     linked: bool,
     remember: bool,
 ) -> tuple[Decoding, Drafting]:
@@ -43,7 +44,7 @@ def choose_decoding(
     one_of(target, TARGETS, "target")
     length = Drafting.parse_length(draft_length)
     if target == "draft":
-        drafting = Drafting(draft, length, accept, return_states, draft_top)
+        drafting = Drafting(draft, length, accept, return_states, draft_top, draft_for)
         _check_draft(decode, drafting, max_nodes, remember)
         from aparte.drafts import default_names
 
@@ -54,15 +55,17 @@ def choose_decoding(
             # A chain decides itself how long it gets.
             length or max_nodes or (None if sampling.greedy else LONGEST_DRAFT),
             draft=drafting.model,
-            in_flight=in_flight,
+            # What is sent ahead for nothing costs the cloud.
+            in_flight=1 if in_flight is None and drafting.spares_cloud else in_flight,
         )
         return decoding, drafting
-    drafting = Drafting(None, length, accept, return_states, draft_top)
+    drafting = Drafting(None, length, accept, return_states, draft_top, draft_for)
     for option, changed in (
         ("--draft-length", drafting.length != Drafting.length),
         ("--accept", drafting.accept != Drafting.accept),
         ("--no-return-states", drafting.return_states != Drafting.return_states),
         ("--draft-top", drafting.top != Drafting.top),
+        ("--draft-for", drafting.goal != Drafting.goal),
     ):
         if changed:
             raise UserError(
@@ -92,6 +95,11 @@ def _check_draft(decode: str, drafting: Drafting, max_nodes: int | None, remembe
         raise UserError("--decode sequential drafts nothing. Leave it out, or --draft and --draft-length.")
     if drafting.length is not None and max_nodes is not None:
         raise UserError("--draft-length and --max-nodes both limit what is drafted. Leave one of them out.")
+    if drafting.spares_cloud and (drafting.length is not None or max_nodes is not None):
+        raise UserError(
+            "--draft-for says what an automatic number of drafts is good for, and here the number is given. "
+            "Leave out --draft-for, or --draft-length and --max-nodes."
+        )
     if remember:
         raise UserError("--remember keeps the recycling table, and draft mode has none. Leave it out.")
 

@@ -37,6 +37,7 @@ def generate(
     accept: options.Accept = Drafting.accept,
     return_states: options.ReturnStates = Drafting.return_states,
     draft_top: options.DraftTop = Drafting.top,
+    draft_for: options.DraftFor = Drafting.goal,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
     in_flight: options.InFlight = Decoding.in_flight,
@@ -96,6 +97,7 @@ def generate(
         accept=accept,
         return_states=return_states,
         draft_top=draft_top,
+        draft_for=draft_for,
         linked=bool(cloud) or rtt is not None or mbps is not None,
         remember=remember,
     )

@@ -165,8 +165,7 @@ def _open(
         "record": record,
     }
     if setup.target == "draft":
-        rejection = setup.drafting.accept == "rejection"
-        return open_draft_writer(blueprint, setup.model, rejection=rejection, **reach)
+        return open_draft_writer(blueprint, setup.model, setup.drafting, **reach)
     return open_writer(blueprint, setup.model, setup.cut, **reach)
 
 
