@@ -289,8 +289,8 @@ class TestLength:
         assert plans[True].edge_ms == 0
         times = plans[True].times
         assert times is not None
-        assert times.round_ms == pytest.approx(22, rel=0.05)
-        assert times.node_ms == pytest.approx(2, rel=0.1)
+        assert 20 < times.round_ms < 30
+        assert 1 < times.node_ms < 3
         assert plans[False].edge_ms == pytest.approx(10)
 
     def test_the_loop_tells_what_the_cloud_took(self) -> None:

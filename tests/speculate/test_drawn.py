@@ -30,7 +30,7 @@ from table_model import NO_LOGITS, VOCAB, Table, logits_after
 
 #: After it a source that looks for repetitions has something to name: 3 again, or 4.
 PROMPT = (1, 2, 3, 4, 1, 2)
-COUNT, TEXTS = 2, 800
+COUNT, TEXTS = 2, 500
 Judge = Callable[..., tuple[int, ...]]
 
 
@@ -55,25 +55,31 @@ def write(
 
 
 def chi_square(
-    make: Callable[[Sampling], Drafter], temperature: float, verdict: Judge = judge
+    make: Callable[[Sampling], Drafter],
+    temperature: float,
+    verdict: Judge = judge,
+    *,
+    count: int = COUNT,
+    texts: int = TEXTS,
 ) -> tuple[float, float]:
     """The statistic of the counts of whole texts, and what it may be, as in ``test_rejection``."""
     usual = Sampling(temperature=temperature)
     found = Counter(
-        tuple(write(make(replace(usual, seed=seed)), replace(usual, seed=seed), COUNT, verdict)[0])
-        for seed in range(TEXTS)
+        tuple(write(make(replace(usual, seed=seed)), replace(usual, seed=seed), count, verdict)[0])
+        for seed in range(texts)
     )
     expected = {}
-    for text in itertools.product(range(VOCAB), repeat=COUNT):
+    for text in itertools.product(range(VOCAB), repeat=count):
         shares = (
-            process(logits_after((*PROMPT, *text[:at]))[None], usual).softmax(-1)[0] for at in range(COUNT)
+            process(logits_after((*PROMPT, *text[:at]))[None], usual).softmax(-1)[0] for at in range(count)
         )
-        expected[text] = TEXTS * math.prod(
+        expected[text] = texts * math.prod(
             float(share[token]) for share, token in zip(shares, text, strict=True)
         )
     cells = [(found[text], want) for text, want in expected.items() if want >= 5]
     rare = [(found[text], want) for text, want in expected.items() if want < 5]
-    cells.append((sum(seen for seen, _ in rare), max(5.0, sum(want for _, want in rare))))
+    if rare:
+        cells.append((sum(seen for seen, _ in rare), max(5.0, sum(want for _, want in rare))))
     freedom = len(cells) - 1
     assert freedom >= 5
     # The quantile of 1 - 1e-4 by Wilson and Hilferty's approximation.
@@ -87,7 +93,8 @@ def drawn(closeness: float = 0.5, *, size: int | None = 6, named: bool = False, 
     def make(sampling: Sampling) -> DrawnTree:
         sources: list[Source] = [Context()] if named else []
         models = {"table": Table(closeness, top=4)}
-        return DrawnTree(sources, models, sampling, size=size, width=4, **more)  # type: ignore[arg-type]
+        learned = {"calibration": Calibration({}), **more}
+        return DrawnTree(sources, models, sampling, size=size, width=4, **learned)  # type: ignore[arg-type]
 
     return make
 
@@ -156,12 +163,15 @@ class TestWrongVariants:
                 choices[1 + node] = tokens[chosen]
                 node, depth = chosen, depth + 1
 
-        statistic, bound = chi_square(drawn(0.0), 1.0, careless)
+        statistic, bound = chi_square(drawn(0.0), 1.7, careless, texts=800)
         assert statistic > 1.5 * bound
 
     def test_cutting_by_what_was_drawn(self) -> None:
-        models = {"table": Table(0.3, top=4)}
-        statistic, bound = chi_square(lambda sampling: Thin([], models, sampling, size=6, width=4), 1.0)
+        def thin(sampling: Sampling) -> DrawnTree:
+            table = Table(0.3, top=4)
+            return Thin([], {"table": table}, sampling, size=3, width=4, calibration=Calibration({}))
+
+        statistic, bound = chi_square(thin, 1.7, count=1)
         assert statistic > 1.5 * bound
 
 
@@ -200,11 +210,11 @@ class TestTrees:
         assert set(steps) == {5}
 
     def test_an_unsure_draft_gains_from_siblings(self) -> None:
-        hot = Sampling(temperature=1.3, seed=5)
-        tree = write(drawn(0.5, size=4)(hot), hot, 500)[1]
-        voice = ModelVoice("table", Table(0.5, top=4))
-        chain = write(Chain([voice], hot, rejection=True, length=4, width=4), hot, 500)[1]
-        assert len(tree) < 0.97 * len(chain)
+        cool = Sampling(temperature=0.8, seed=5)
+        tree = write(drawn(0.35, size=6)(cool), cool, 300)[1]
+        voice = ModelVoice("table", Table(0.35, top=4))
+        chain = write(Chain([voice], cool, rejection=True, length=6, width=4), cool, 300)[1]
+        assert len(tree) < 0.9 * len(chain)
 
     def test_what_sources_name_is_said_to_be_named(self) -> None:
         tree = DrawnTree([Context()], {}, SAMPLED, size=3).propose([1, 2, 3, 4, 1, 2, 3, 4, 1, 2], 32)

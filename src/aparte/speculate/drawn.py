@@ -69,11 +69,12 @@ class _Place:
     at: list[Any]  # the place of each source
     named: list[Candidate]
     read: bool  # or there is nothing to read
-    #: The model that is the surest here, its distribution, and its tokens in the order of drawing.
+    #: The model that is the surest here, its distribution, and what can be drawn, in that order once it is.
     who: str = ""
     sure: float = 0.0
     q: Distribution | None = None
-    order: tuple[int, ...] = ()
+    possible: tuple[int, ...] = ()
+    ordered: bool = False
     #: Children so far, in the order of trying, and the chance that the node is reached and none is accepted.
     children: list[int] = field(default_factory=list)
     tried: list[int] = field(default_factory=list)
@@ -236,10 +237,10 @@ class DrawnTree:
             nodes = [place.node for place in best if place.node != BELOW_ROOT]
             proposal.passes += reader.read(nodes, proposal.tokens, proposal.parents)
         for place in best:
-            self._hear(proposal, place)
+            self._hear(place)
         proposal.reading_ms += (self._clock() - started) * 1e3
 
-    def _hear(self, proposal: _Proposal, place: _Place) -> None:
+    def _hear(self, place: _Place) -> None:
         """Take the distribution of the model that is the surest at ``place``."""
         place.read = True
         for reader in self._readers:
@@ -250,13 +251,9 @@ class DrawnTree:
             priors = torch.tensor([probability for _, probability in found])
             shares = process(priors.log()[None], self._sampling)[0].softmax(dim=-1)
             place.who, place.sure = reader.name, max(said.values())
-            place.q = Distribution(tuple(token for token, _ in found), tuple(shares.tolist()))
-        if place.q is not None:
-            place.order = draw_in_tree(
-                place.q,
-                seed=self._sampling.seed,
-                position=len(proposal.context),
-                place=1 + place.node,
+            q = place.q = Distribution(tuple(token for token, _ in found), tuple(shares.tolist()))
+            place.possible = tuple(
+                token for token, share in zip(q.tokens, q.probabilities, strict=True) if share > 0
             )
         place.offer = self._offer(place)
 
@@ -281,7 +278,7 @@ class DrawnTree:
                 chance = self.calibration.probability(basis)
                 if best is None or chance > best.chance:
                     best = _Offer(chance, basis, candidate.token)
-        if any(token not in place.tried for token in place.order):
+        if any(token not in place.tried for token in place.possible):
             kind = ("rejection", rank, place.who, bisect_right(EDGES, place.sure), min(place.depth, DEPTHS))
             basis = Candidate(_ANY, kind, LATER if rank else place.sure)
             chance = self.calibration.probability(basis)
@@ -295,7 +292,11 @@ class DrawnTree:
         if token is None:
             assert place.q is not None
             q = place.q
-            token = next(token for token in place.order if token not in place.tried)
+            if not place.ordered:
+                position, number = len(proposal.context), 1 + place.node
+                place.possible = draw_in_tree(q, seed=self._sampling.seed, position=position, place=number)
+                place.ordered = True
+            token = next(token for token in place.possible if token not in place.tried)
             # How the draft likes what came out tells how likely it is accepted, now that it is in the tree.
             shares = dict(zip(q.tokens, q.probabilities, strict=True))
             share = shares[token] / max(1e-9, sum(shares[one] for one in shares if one not in place.tried))
