@@ -25,7 +25,7 @@ from aparte.privacy.tables import (
     mlp_table,
     traffic_sentence,
 )
-from aparte.report import markdown_page
+from aparte.report import markdown_page, minutes
 
 ROOT = Path(__file__).parent.parent
 KEPT = Path(__file__).parent / "results" / "audit.json"
@@ -39,7 +39,7 @@ def about(results: dict[str, Any]) -> str:
     return (
         f"`aparte audit {results['model']}`, {kind} audit: {results['layers']} layers, {results['wire']} on "
         f"the wire, computed in {results['dtype']}; {results['victims']} texts attacked, from "
-        f"{', '.join(results['text'])}; {results['seconds'] / 60:.0f} minutes"
+        f"{', '.join(results['text'])}; {minutes(results['seconds'])}"
         + (", with other programs running." if results.get("busy") else ".")
         + (f" {missing} of its parts were not run, and are missing below." if missing else "")
     )

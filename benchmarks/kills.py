@@ -39,7 +39,7 @@ class Killer(threading.Thread):
 
     def __init__(self, writer: Writer, clouds: list[Cloud], kills: int, gap_s: float, seed: int) -> None:
         super().__init__(daemon=True)
-        self._target: Any = writer.target
+        self._device: Any = writer.target
         self._clouds = clouds
         self._left = kills
         self._gap_s = gap_s
@@ -50,7 +50,7 @@ class Killer(threading.Thread):
     def run(self) -> None:
         while self._left:
             time.sleep(self._random.uniform(0, 2 * self._gap_s))
-            used = next(cloud for cloud in self._clouds if self._target.where.endswith(cloud.url))
+            used = next(cloud for cloud in self._clouds if self._device.where.endswith(cloud.url))
             used.kill()
             self._left -= 1
             self.kills += 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from page_model import peers_section, rtt_section
-from page_parts import formats_section, memory_section
+from page_parts import contexts_section, formats_section, memory_section
 from page_runs import run_line, runs_section
 from page_spade import spade_section
 
@@ -31,6 +31,7 @@ TARGETS = (
 )
 SPEEDS = (
     ("link-80", "80 ms, 100 Mbit/s, `auto`", "1.12x", "1.8x", "3x"),
+    ("link-80-single", "the same, one step at a time (`--in-flight 1`)", "", "", ""),
     ("link-150", "150 ms, 100 Mbit/s, `auto`", "", "2.1x", "3.5x"),
 )
 #: Tokens per second of other systems on a machine of the same kind, single runs, ± 30 %: by prompt and
@@ -68,6 +69,7 @@ def write_page(results: Path) -> None:
         spade_section,
         _step,
         formats_section,
+        contexts_section,
         memory_section,
         runs_section,
     )

@@ -37,10 +37,11 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
         12,
     ),
     "link-80": ([*SPECBENCH, "--rtt", "80", *LINK], 12),
+    "link-80-single": ([*SPECBENCH, "--rtt", "80", *LINK, "--in-flight", "1"], 12),
     "link-150": ([*SPECBENCH, "--rtt", "150", *LINK], 12),
     "budget": (
-        ["bench", "budget", "smollm2-135m", "--max-new-tokens", "24", "--plot", "docs/img/budget.svg"],
-        6,
+        ["bench", "budget", "smollm2-135m", "--max-new-tokens", "48", "--plot", "docs/img/budget.svg"],
+        12,
     ),
     "rtt": (["rtt", "smollm2-135m", "--emulate", "5,20,40,80,150x20,100,1000"], 0),
     "step": (["bench", "step", "smollm2-135m"], 0),

@@ -17,7 +17,7 @@ from aparte.address import parse_address
 from aparte.answer import Answer, Writer
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.verifier import Verifier, load_verifier
-from aparte.config import Cut, Decoding, Drafting, LinkSettings, Sampling, ServerLimits, Stopping
+from aparte.config import Cut, Decoding, LinkSettings, Sampling, ServerLimits, Stopping
 from aparte.decode import Committed, Job, decode
 from aparte.device import open_draft_writer, open_writer
 from aparte.distribution import Distribution
@@ -212,7 +212,7 @@ def test_rejection_with_a_model_that_draws_and_one_seed_is_repeatable(llama_fold
     blueprint = Blueprint.open(llama_folder, FLOAT32)
 
     def once() -> list[int]:
-        writer = open_draft_writer(blueprint, "tiny", Drafting(accept="rejection"), wire="float32")
+        writer = open_draft_writer(blueprint, "tiny", rejection=True, wire="float32")
         model = open_draft_model(llama_folder, "tiny", FLOAT32, *tokens_of_target(writer))
         drafter = Chain([ModelVoice("model", model)], SAMPLED, rejection=True, length=3)
         return tokens_of(writer.target, drafter, sampling=SAMPLED, session=writer.session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from aparte.report import Block, Picture, html_page, markdown_page, percent, write_pictures
+from aparte.report import Block, Picture, html_page, markdown_page, minutes, percent, write_pictures
 
 SVG = '<svg viewBox="0 0 10 10"></svg>'
 BLOCKS: list[Block] = [
@@ -40,3 +40,13 @@ def test_markdown_names_the_pictures_that_are_written(tmp_path: Path) -> None:
 
 def test_shares() -> None:
     assert (percent(0.1234), percent(None)) == ("12.3 %", "")
+
+
+def test_minutes_in_words() -> None:
+    assert [minutes(seconds) for seconds in (12, 45, 89, 91, 600)] == [
+        "under a minute",
+        "1 minute",
+        "1 minute",
+        "2 minutes",
+        "10 minutes",
+    ]

@@ -192,6 +192,8 @@ class Decoding:
     draft: str | None = None
     #: Most steps to have under way at a time. None leaves it to the mode, which decides step by step.
     in_flight: int | None = None
+    #: Whether an automatic number of nodes is for the least time of the cloud, not for the fastest answer.
+    spares_cloud: bool = False
 
     @property
     def flight_limit(self) -> int:

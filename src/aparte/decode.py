@@ -123,6 +123,8 @@ def decode(
     what the stages hold is unknown then.
     """
     with job.recovery.answer():
+        if session.origin != _origin(target, len(job.prompt)):
+            _restart(target, session, len(job.prompt))
         if not job.recovery.open(target):
             session.clear()
         limit = _limit(target, job)
@@ -152,6 +154,17 @@ def _limit(target: Target, job: Job) -> int:
     return min(job.max_new_tokens, room)
 
 
+def _origin(target: Target, length: int) -> int:
+    """Slot of the first token of a text of ``length`` tokens."""
+    return target.rotary_switch if target.rotary_switch is not None and length > target.rotary_switch else 0
+
+
+def _restart(target: Target, session: Session, length: int) -> None:
+    """Forget what was computed of the text: its rotary embeddings become others at this length, or again."""
+    if session.restart(_origin(target, length)):
+        target.reset()
+
+
 def _decode(
     target: Target,
     session: Session,
@@ -167,6 +180,11 @@ def _decode(
     written, lost, started = 0, job.recovery.lost, job.clock()
     prefill = Prefill(target, session, job, on_prefill)
     while True:
+        if session.origin != _origin(target, len(context)):  # grown too long for what is computed of it
+            pipeline.abandon()
+            _restart(target, session, len(context))
+            job.recovery.open(target)
+            prefill = Prefill(target, session, job)
         # propose and forward
         try:
             if not pipeline:

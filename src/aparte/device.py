@@ -1,4 +1,4 @@
-"""Puts the device's side together: parts, link, tokenizer. The commands go through here."""
+"""Puts the device's side together: parts, link, tokenizer. Every session is opened through here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from aparte.answer import Writer
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.load import load_engine
-from aparte.config import Cut, Drafting, LinkSettings, WireName
+from aparte.config import Cut, LinkSettings, WireName
 from aparte.deadline import Deadline
 from aparte.errors import UserError
 from aparte.fingerprint import WHOLE, Fingerprint
@@ -17,7 +17,6 @@ from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
 from aparte.model.shard import digest_of_middle
 from aparte.recovery import Recovery
-from aparte.speculate.cloud_budget import CloudBudget
 from aparte.target.base import Target
 from aparte.target.draft import DraftTarget
 from aparte.target.local import LocalTarget
@@ -49,13 +48,14 @@ def open_writer(
     notice: Callable[[str], None] | None = None,
     parts: DeviceParts | None = None,
     record: Recorder | None = None,
+    codec: Codec | None = None,
 ) -> Writer:
     """Load front and back, and reach the middle at ``cloud``, or in this process without it.
 
     With a ``cloud``, the connection is made and the fingerprints are compared before this returns. Of several
     the first that can be reached is used, and another one when it goes away. ``notice`` is told, in
     sentences, what the user should know about that cloud. ``parts`` are front and back if they are loaded
-    already: several writers can share them. ``record`` keeps every frame that passes.
+    already: several writers can share them, and ``codec``. ``record`` keeps every frame that passes.
     """
     settings = settings or LinkSettings()
     number_format = wire_format(wire, blueprint)
@@ -80,7 +80,7 @@ def open_writer(
             record,
             manifest=functools.cache(lambda: digest_of_middle(blueprint, cut, progress)),
         )
-    codec = Codec(blueprint.checkpoint.folder)
+    codec = codec or Codec(blueprint.checkpoint.folder)
     target = SplitTarget(parts or DeviceParts(blueprint, cut, progress), link, number_format)
     return Writer(target, codec, str(cut), settings.prefill_chunk, recovery=Recovery(settings, deadline))
 
@@ -88,8 +88,8 @@ def open_writer(
 def open_draft_writer(
     blueprint: Blueprint,
     name: str,
-    drafting: Drafting | None = None,
     *,
+    rejection: bool = False,
     cloud: str | Sequence[str] | None = None,
     wire: WireName = "auto",
     token: str | None = None,
@@ -99,14 +99,14 @@ def open_draft_writer(
     progress: Progress | None = None,
     notice: Callable[[str], None] | None = None,
     record: Recorder | None = None,
+    codec: Codec | None = None,
 ) -> Writer:
     """Reach the verifier of ``blueprint``'s model at ``cloud``, or have one in this process without it.
 
-    With a ``cloud`` nothing of the model is loaded here: what drafts loads what it needs. Of ``drafting`` it
-    matters how drafts are accepted where tokens are sampled, and what their number is good for. ``record``
-    keeps every frame that passes.
+    With a ``cloud`` nothing of the model is loaded here: what drafts loads what it needs. ``rejection`` is
+    how drafts are accepted where tokens are sampled. ``record`` keeps every frame that passes. Several
+    writers can share a ``codec``.
     """
-    drafting = drafting or Drafting()
     settings = settings or LinkSettings()
     number_format = wire_format(wire, blueprint)
     deadline = Deadline(settings.answer_timeout_s)
@@ -131,21 +131,21 @@ def open_draft_writer(
             notice,
             record,
         )
-    target = DraftTarget(blueprint, link, number_format, rejection=drafting.accept == "rejection")
-    codec = Codec(blueprint.checkpoint.folder)
-    writer = Writer(target, codec, WHOLE, settings.prefill_chunk, recovery=Recovery(settings, deadline))
-    if drafting.spares_cloud:
-        writer.budget = CloudBudget()
-    return writer
+    target = DraftTarget(blueprint, link, number_format, rejection=rejection)
+    codec = codec or Codec(blueprint.checkpoint.folder)
+    return Writer(target, codec, WHOLE, settings.prefill_chunk, recovery=Recovery(settings, deadline))
 
 
 def open_local_writer(
-    blueprint: Blueprint, settings: LinkSettings | None = None, progress: Progress | None = None
+    blueprint: Blueprint,
+    settings: LinkSettings | None = None,
+    progress: Progress | None = None,
+    codec: Codec | None = None,
 ) -> Writer:
     """Load the whole model on this machine; nothing is sent anywhere."""
     settings = settings or LinkSettings()
     recovery = Recovery(settings, Deadline(settings.answer_timeout_s))
-    codec = Codec(blueprint.checkpoint.folder)
+    codec = codec or Codec(blueprint.checkpoint.folder)
     return Writer(LocalTarget(blueprint, progress), codec, WHOLE, settings.prefill_chunk, recovery=recovery)
 
 

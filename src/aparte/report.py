@@ -49,6 +49,12 @@ class Picture:
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg.encode()).decode()
 
 
+def minutes(seconds: float) -> str:
+    """How long something took, in words."""
+    rounded = round(seconds / 60)
+    return "under a minute" if rounded == 0 else "1 minute" if rounded == 1 else f"{rounded} minutes"
+
+
 def html_page(title: str, blocks: Sequence[Block]) -> str:
     """The whole page."""
     return (

@@ -10,7 +10,6 @@ import typer
 from aparte.cli import options
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
-from aparte.cli.setup import Setup
 from aparte.config import GOALS, Compute, Cut, Drafting, Sampling, one_of
 from aparte.errors import UserError
 
@@ -100,7 +99,7 @@ def spade(
     beside = () if colocated == NO_LENGTHS else bench.parse_lengths(colocated, "--colocated")
     where = Cut.parse(cut)
     if draft is None:
-        from aparte.drafts import default_names
+        from aparte.drafting import default_names
 
         draft = "+".join(default_names(model, where))
     drafting = Drafting(draft, accept=accept, goal=draft_for)
@@ -144,7 +143,7 @@ def spade(
         "dtype": dtype,
     }
     done = finished_rows(resume, settings)
-    setup = Setup(model, where, Compute(dtype, device), drafting=drafting)  # type: ignore[arg-type]
+    compute = Compute(dtype, device)  # type: ignore[arg-type]
     chosen = bench.Options(
         sampling,
         max_new_tokens,
@@ -159,7 +158,7 @@ def spade(
     )
     rows: list[dict[str, Any]] = []
     with progress_bar() as progress:
-        sides = _open(setup, mbps, progress)
+        sides = _open(model, where, compute, drafting, mbps, progress)
         try:
             measured = bench.Bench(sides.edge, sides.bare, chosen, references)
             for row in measured.run(
@@ -186,24 +185,25 @@ def spade(
     _show(report)
 
 
-def _open(setup: Setup, mbps: float, progress: Progress) -> Sides:
+def _open(
+    model: str, cut: Cut, compute: Compute, drafting: Drafting, mbps: float, progress: Progress
+) -> Sides:
     from aparte.bridge.file import require_bridge
     from aparte.measure.spade_setup import open_sides
     from aparte.measure.wan_link import WanProfile
     from aparte.model.parts import Blueprint
     from aparte.model.registry import resolve
 
-    drafting = setup.drafting
     other = None
-    blueprint = Blueprint.open(resolve(setup.model, progress=progress), setup.compute)
+    blueprint = Blueprint.open(resolve(model, progress=progress), compute)
     if drafting.model is not None:
-        other = Blueprint.open(resolve(drafting.model, progress=progress), setup.compute)
+        other = Blueprint.open(resolve(drafting.model, progress=progress), compute)
     return open_sides(
         blueprint,
-        setup.model,
+        model,
         drafting,
-        bridge=require_bridge(setup.model, setup.cut) if "bridge" in drafting.names else None,
-        cut=setup.cut,
+        bridge=require_bridge(model, cut) if "bridge" in drafting.names else None,
+        cut=cut,
         draft_model=other,
         profile=WanProfile(rtt_ms=80, mbps=mbps),
         progress=progress,

@@ -57,6 +57,13 @@ class Parts:
         """Latency and transfer."""
         return self.latency_ms + self.up_ms + self.down_ms
 
+    def settled(self) -> Parts:
+        """The same time without a negative rest, which is what parts shared: that is left out of them, of
+        the latency first."""
+        if self.rest_ms >= 0:
+            return self
+        return replace(_without(self, -self.rest_ms), rest_ms=0.0)
+
     def __add__(self, other: Parts) -> Parts:
         return Parts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 

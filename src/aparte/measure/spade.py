@@ -26,9 +26,7 @@ from aparte.measure.spade_run import Prompt, Run, digest
 from aparte.measure.specbench import Question
 from aparte.measure.wan_link import WanProfile
 from aparte.speculate.ahead import SendAhead
-from aparte.speculate.budget import Budget, NodeBudget
 from aparte.speculate.chain import Chain
-from aparte.speculate.cloud_budget import CloudBudget
 from aparte.speculate.common import CommonTable
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
 from aparte.speculate.drawn import open_drawn_tree
@@ -149,11 +147,9 @@ class Bench:
     references: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # What sending ahead and budgets learn of a link holds from question to question, as it does in use.
+        # What is learned of a link holds from question to question, as it does in use.
         self._learned = {rtt: SendAhead() for rtt in RTTS_MS}
-        spares_cloud = self.options.goal == "cloud"
-        self.budget: Budget = CloudBudget() if spares_cloud else NodeBudget()
-        self._plan = LengthPlan(spares_cloud=spares_cloud)
+        self._plan = LengthPlan(spares_cloud=self.options.goal == "cloud")
         self._warm: dict[Way, Drafter] = {}
 
     @property
@@ -296,8 +292,7 @@ class Bench:
         elif way.length is not None:
             decoding = Decoding("sequential", max_nodes=max(1, way.length), in_flight=1)
         elif self.options.tree and self.options.sampling.greedy:
-            edge.writer.budget = self.budget
-            decoding = _decoding(edge, None)
+            decoding = replace(_decoding(edge, None), spares_cloud=self.options.goal == "cloud")
         else:  # these decide themselves how far they go
             decoding = Decoding("sequential", max_nodes=LONGEST_DRAFT, in_flight=1)
         return edge.writer.complete(

@@ -44,7 +44,7 @@ def _costs(axes: Axes, report: dict[str, Any]) -> None:
     """Shares of cloud only: calls and compute time, and with the draft model on the cloud where measured."""
     sweep = report["sweep"]
     lengths = [row["d"] for row in sweep]
-    places = range(len(sweep))
+    places = list(range(len(sweep)))
     beside = [row for row in report.get("colocated", ()) if row["d"] in lengths]
     lines = [
         ("cloud calls", places, [1 - row["call_reduction"] for row in sweep]),

@@ -34,7 +34,7 @@ from aparte.privacy.tables import (
 from aparte.privacy.threats import BASELINES, THREATS
 from aparte.privacy.verdict import TARGETS
 from aparte.privacy.vocabulary import Vocabulary
-from aparte.report import Block, html_page, markdown_page, percent
+from aparte.report import Block, html_page, markdown_page, minutes, percent
 
 _ABOUT: tuple[Any, ...] = (
     Vocabulary,
@@ -97,7 +97,7 @@ def _blocks(results: dict[str, Any]) -> list[Block]:
             f"and after the middle), {results['wire']} on the wire, computed in {results['dtype']}. "
             f"Text: {', '.join(results['text'])}; {results['victims']} texts were attacked, none of which "
             f"any attacker trained on. Seed {results['seed']}; "
-            f"{'quick' if results['quick'] else 'full'} audit, {results['seconds'] / 60:.0f} minutes of "
+            f"{'quick' if results['quick'] else 'full'} audit, {minutes(results['seconds'])} of "
             "computing."
             + (
                 f" {results['unfinished']} of its parts are not finished and missing here."

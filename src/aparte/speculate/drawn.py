@@ -288,7 +288,8 @@ class DrawnTree:
 
     def _add(self, proposal: _Proposal, place: _Place, offer: _Offer) -> None:
         """Name or draw the next child of ``place``."""
-        token, bases = offer.token, (offer.basis,)
+        token = offer.token
+        bases: tuple[Candidate, ...] = (offer.basis,)
         if token is None:
             assert place.q is not None
             q = place.q

@@ -13,7 +13,7 @@ from typing import Any
 
 from aparte.measure.reproduce.run import SECTIONS
 from aparte.measure.reproduce.section import Section, number
-from aparte.report import Block, Picture, html_page, markdown_page, write_pictures
+from aparte.report import Block, Picture, html_page, markdown_page, minutes, write_pictures
 
 PAPERS = {
     "paper-a": "Private split inference over WANs (arXiv 2602.16760)",
@@ -57,7 +57,7 @@ def blocks(results: dict[str, Any]) -> list[Block]:
             f"width {results['hidden_size']}, cut {results['cut']}, computed in {results['dtype']}, {results['wire']} "
             f"on the wire, greedy, seed {results['seed']}. Device, cloud and emulated link share one machine: "
             f"{'; '.join(machines)}. Commit {', '.join(commits)}. "
-            f"{'Quick' if results['quick'] else 'Full'} run, {results['seconds'] / 60:.0f} minutes. Questions of "
+            f"{'Quick' if results['quick'] else 'Full'} run, {minutes(results['seconds'])}. Questions of "
             f"paper B: {results['data'] or 'a dozen of this project'}.",
         ),
         (
