@@ -122,7 +122,8 @@ class Chain:
         proposal = self._proposals.pop(size)
         if not proposal.overlaps and not self._proposals:
             # Nothing else was under way: the time since is that of the step.
-            self.plan.verified(len(outcome.tree), (self._clock() - proposal.ended_at) * 1e3)
+            ms = (self._clock() - proposal.ended_at) * 1e3
+            self.plan.verified(len(outcome.tree), ms, outcome.cloud_ms)
         accepted = len(outcome.accepted.path)
         for depth, link in enumerate(proposal.links[: len(outcome.tree)]):
             if depth > accepted:
