@@ -330,3 +330,14 @@ class TestModels:
             tree.observe(Outcome(block, choices, accept(block, choices), NO_LOGITS, text, known))
         assert tree.plan.chance > 0.7
         assert tree.plan.times is None  # times of steps that overlap say nothing
+
+    def test_proposals_of_an_answer_that_ended_are_forgotten(self) -> None:
+        """Or no time of a step would ever count again."""
+        tree = DrawnTree([], {"table": Table()}, SAMPLED, size=2, width=VOCAB)
+        tree.propose(PROMPT, 32)
+        tree.propose((*PROMPT, 1, 2), 32)  # sent ahead, and never heard of
+        for text in ((*PROMPT, *range(5)), (*PROMPT, *range(6))):
+            block = tree.propose(text, 32)
+            choices = (*block.tokens, 0)
+            tree.observe(Outcome(block, choices, accept(block, choices), NO_LOGITS, text))
+        assert tree.plan.times is not None

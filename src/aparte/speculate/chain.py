@@ -120,6 +120,8 @@ class Chain:
     def observe(self, outcome: Outcome) -> None:
         size = len(outcome.context) or max(self._proposals)
         proposal = self._proposals.pop(size)
+        # Shorter ones are of an answer that ended while they were under way.
+        self._proposals = {longer: one for longer, one in self._proposals.items() if longer > size}
         if not proposal.overlaps and not self._proposals:
             # Nothing else was under way: the time since is that of the step.
             ms = (self._clock() - proposal.ended_at) * 1e3
