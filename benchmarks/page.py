@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from page_model import peers_section, rtt_section
-from page_parts import formats_section, memory_section
+from page_parts import contexts_section, formats_section, memory_section
 from page_runs import run_line, runs_section
 from page_spade import spade_section
 
@@ -69,6 +69,7 @@ def write_page(results: Path) -> None:
         spade_section,
         _step,
         formats_section,
+        contexts_section,
         memory_section,
         runs_section,
     )

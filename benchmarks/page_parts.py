@@ -45,6 +45,34 @@ def formats_section(found: dict[str, Any]) -> str:
     )
 
 
+def contexts_section(found: dict[str, Any]) -> str:
+    """A step of one node by the length of the text. Empty if it was not measured."""
+    runs = {
+        name: label
+        for name, label in STEPS.items()
+        if name in found and found[name]["result"].get("contexts")
+    }
+    if not runs:
+        return ""
+    rows = [
+        [
+            label,
+            str(row["context"]),
+            *(f"{row[name]:.1f}" for name in ("middle_ms", "device_ms")),
+            f"{row['middle_ms'] + row['device_ms']:.1f}",
+            f"{row['over_shortest']:.2f}x",
+            f"[`{name}`](#runs)",
+        ]
+        for name, label in runs.items()
+        for row in found[name]["result"]["contexts"]
+    ]
+    columns = ["", "tokens", "middle", "device", "both", "over the shortest", "run"]
+    return (
+        "## Cost of a step by length of text\n\nMilliseconds for a step of one node that sees so many tokens, "
+        "itself included; the text before it was read in chunks of 256 tokens.\n\n" + _table(columns, rows)
+    )
+
+
 def memory_section(found: dict[str, Any]) -> str:
     """What parts take. Empty if it was not measured."""
     if "memory" not in found:

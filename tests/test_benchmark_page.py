@@ -83,3 +83,16 @@ def test_the_cost_model_and_peers() -> None:
     assert "| transformers, generate | 12.0 | 1.00 | yes |" in text
     assert "llama.cpp's RPC backend was not run: not on the PATH." in text
     assert rtt_section({}) == peers_section({}) == ""
+
+
+def test_steps_by_length_of_text() -> None:
+    from page_parts import contexts_section
+
+    lengths = [
+        {"context": 256, "middle_ms": 10.0, "device_ms": 5.0, "over_shortest": 1.0},
+        {"context": 8192, "middle_ms": 20.0, "device_ms": 10.0, "over_shortest": 2.0},
+    ]
+    text = contexts_section({"step": entry(contexts=lengths), "step-int8": entry()})
+    assert "| `packed16` | 256 | 10.0 | 5.0 | 15.0 | 1.00x | [`step`](#runs) |" in text
+    assert "| `packed16` | 8192 | 20.0 | 10.0 | 30.0 | 2.00x | [`step`](#runs) |" in text
+    assert contexts_section({"step": entry()}) == contexts_section({}) == ""

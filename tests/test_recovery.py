@@ -22,6 +22,7 @@ class Flaky:
 
     name = "split"
     max_context = vocab_size = max_nodes = 100
+    rotary_switch = None
     bytes_up = bytes_down = 0
 
     def __init__(self, opens: Sequence[bool | Exception] = (), collects: Sequence[Exception] = ()) -> None:

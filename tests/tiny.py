@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -50,6 +48,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "factor": 8.0,
                 "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    "llama-dynamic": ("llama", {"rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 4.0}}),
+    "llama-yarn": (
+        "llama",
+        {
+            "rope_parameters": {
+                **_ROPE,
+                "rope_type": "yarn",
+                "factor": 8.0,
                 "original_max_position_embeddings": 16,
             }
         },
@@ -193,87 +203,3 @@ def save_tiny(family: str, folder: Path, *, max_shard_size: str = "5GB", **setti
     tiny_model(family, **settings).save_pretrained(folder, max_shard_size=max_shard_size)
     tiny_tokenizer().save_pretrained(folder)
     return folder
-
-
-def save_tiny_gguf(
-    family: str,
-    path: Path,
-    *,
-    kind: str = "F32",
-    metadata: dict[str, Any] | None = None,
-    extra: dict[str, numpy.ndarray[Any, Any]] | None = None,
-    **settings: Any,
-) -> Path:
-    """Write :func:`tiny_model` and its tokenizer the way llama.cpp's converter does; return ``path``.
-
-    ``kind`` is the type of the matrices (norms and biases stay float32); ``metadata`` and ``extra``
-    add keys and tensors, or replace keys; a key that is ``None`` is left out.
-    """
-    model = tiny_model(family, **settings)
-    arch = "llama" if family == "mistral" else family
-    keys = {**_gguf_metadata(arch, model.config), **(metadata or {})}
-    writer = gguf.GGUFWriter(path, arch)
-    for key, value in keys.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif value is not None:
-            add[type(value)](key, value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], model.config.num_hidden_layers)
-    quantization = gguf.GGMLQuantizationType[kind]
-    for name, weight in model.state_dict().items():
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
-            continue
-        stem, _, suffix = name.rpartition(".")
-        data = _to_llama_order(arch, name, weight, model.config).numpy()
-        raw = gguf.GGMLQuantizationType.F32 if data.ndim == 1 else quantization
-        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", gguf.quantize(data, raw), raw_dtype=raw)
-    for name, data in (extra or {}).items():
-        writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _gguf_metadata(arch: str, config: Any) -> dict[str, Any]:
-    tokenizer = tiny_tokenizer()
-    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    keys: dict[str, Any] = {
-        "general.name": f"Tiny {config.model_type.title()}",
-        f"{arch}.block_count": config.num_hidden_layers,
-        f"{arch}.context_length": config.max_position_embeddings,
-        f"{arch}.embedding_length": config.hidden_size,
-        f"{arch}.feed_forward_length": config.intermediate_size,
-        f"{arch}.attention.head_count": config.num_attention_heads,
-        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
-        f"{arch}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        f"{arch}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": [token for token, _ in vocab],
-        "tokenizer.ggml.token_type": [3 if token in SPECIALS else 1 for token, _ in vocab],
-        "tokenizer.ggml.merges": MERGES.split("|"),
-        "tokenizer.ggml.bos_token_id": tokenizer.bos_token_id,
-        "tokenizer.ggml.eos_token_id": tokenizer.eos_token_id,
-        "tokenizer.ggml.padding_token_id": tokenizer.pad_token_id,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": CHAT_TEMPLATE,
-    }
-    if config.model_type == "mistral" and config.sliding_window:
-        keys["llama.attention.sliding_window"] = config.sliding_window
-    if config.model_type == "qwen3":
-        keys["qwen3.attention.key_length"] = config.head_dim
-    return keys
-
-
-def _to_llama_order(arch: str, name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
-    """llama.cpp's order of the rows of q and k in models of its ``llama`` architecture."""
-    if arch != "llama" or not (".q_proj." in name or ".k_proj." in name):
-        return weight
-    heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
-    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return halves.transpose(1, 2).reshape(weight.shape).contiguous()

@@ -110,6 +110,10 @@ class AdjustedTarget:
         return self._target.max_context
 
     @property
+    def rotary_switch(self) -> int | None:
+        return self._target.rotary_switch
+
+    @property
     def vocab_size(self) -> int:
         return self._target.vocab_size
 

@@ -22,7 +22,7 @@ from aparte.sampling import choose
 from aparte.session import Session
 from aparte.speculate.accept import accept
 from aparte.speculate.ahead import SendAhead
-from aparte.speculate.budget import NodeBudget
+from aparte.speculate.budget import Budget
 from aparte.speculate.drafter import Drafter, Outcome
 from aparte.target.base import Target, Timing
 
@@ -104,7 +104,7 @@ class Job:
     eos: frozenset[int]
     max_nodes: int
     prefill_chunk: int = 128
-    budget: NodeBudget | None = None
+    budget: Budget | None = None
     in_flight: int = 1
     ahead: SendAhead | None = None
     clock: Callable[[], float] = time.perf_counter
@@ -123,6 +123,8 @@ def decode(
     what the stages hold is unknown then.
     """
     with job.recovery.answer():
+        if session.origin != _origin(target, len(job.prompt)):
+            _restart(target, session, len(job.prompt))
         if not job.recovery.open(target):
             session.clear()
         limit = _limit(target, job)
@@ -152,6 +154,17 @@ def _limit(target: Target, job: Job) -> int:
     return min(job.max_new_tokens, room)
 
 
+def _origin(target: Target, length: int) -> int:
+    """Slot of the first token of a text of ``length`` tokens."""
+    return target.rotary_switch if target.rotary_switch is not None and length > target.rotary_switch else 0
+
+
+def _restart(target: Target, session: Session, length: int) -> None:
+    """Forget what was computed of the text: its rotary embeddings become others at this length, or again."""
+    if session.restart(_origin(target, length)):
+        target.reset()
+
+
 def _decode(
     target: Target,
     session: Session,
@@ -167,6 +180,11 @@ def _decode(
     written, lost, started = 0, job.recovery.lost, job.clock()
     prefill = Prefill(target, session, job, on_prefill)
     while True:
+        if session.origin != _origin(target, len(context)):  # grown too long for what is computed of it
+            pipeline.abandon()
+            _restart(target, session, len(context))
+            job.recovery.open(target)
+            prefill = Prefill(target, session, job)
         # propose and forward
         try:
             if not pipeline:
@@ -204,7 +222,10 @@ def _decode(
         end = 1 + accepted.path[-1] if accepted.path else 0
         root = logits[end : end + 1]
         observing = job.clock()
-        drafter.observe(Outcome(tree, choices, accepted, logits, flight.context, flight.known))
+        timing = evaluation.timing
+        drafter.observe(
+            Outcome(tree, choices, accepted, logits, flight.context, flight.known, cloud_ms=timing.cloud_ms)
+        )
         ended = job.clock()
         stale = pipeline.settle(flight, accepted)
         tokens, finish = _stop(new, job.eos, limit - written)
@@ -216,14 +237,14 @@ def _decode(
             accepted=len(tokens),
             step_ms=(ended - started) * 1e3,
             draft_ms=flight.draft_ms + (ended - observing) * 1e3,
-            timing=evaluation.timing,
+            timing=timing,
             ahead=flight.ahead,
             stale=stale,
             reconnects=job.recovery.lost - lost,
         )
         if prefilled is not None:
             record = replace(record, timing=_with_prefill(prefilled, record))
-        if written and not record.reconnects and pipeline.is_plain(flight, evaluation.timing):
+        if written and not record.reconnects and pipeline.is_plain(flight, timing):
             _learn_costs(job, flight, record)
 
         # emit
@@ -240,7 +261,14 @@ def _learn_costs(job: Job, flight: Flight, record: StepRecord) -> None:
     waited_ms = record.timing.queue_ms if flight.behind_stale else 0.0
     if job.budget is not None:
         compute_ms = record.timing.device_ms + record.timing.cloud_ms
-        job.budget.observe(record.nodes, record.step_ms - waited_ms, compute_ms)
+        job.budget.observe(
+            record.nodes,
+            record.step_ms - waited_ms,
+            compute_ms,
+            cloud_ms=record.timing.cloud_ms,
+            tokens=record.accepted,
+            hoped=1.0 + sum(flight.tree.probabilities),
+        )
     if job.ahead is not None:
         job.ahead.observe(record.nodes, record.draft_ms, record.timing)
 

@@ -186,13 +186,20 @@ class Pipeline:
             vocab_size=self._target.vocab_size,
             max_nodes=room,
             # The target's own token comes on top of an accepted draft, hence one less than is left.
-            max_depth=self.longest - len(context) - 1,
+            max_depth=self._end() - len(context),
         )
         # What was drawn at random is judged as it was drawn: cutting it by what it turned out to be would
         # favour some tokens.
         if self._job.budget is not None and not tree.drawn:
             tree = self._job.budget.trim(tree)
         return tree, (self._job.clock() - started) * 1e3
+
+    def _end(self) -> int:
+        """How long ``context`` and what is drafted below it may be."""
+        switch = self._target.rotary_switch
+        if switch is None or self._session.origin:
+            return self.longest - 1
+        return min(self.longest - 1, switch)  # what comes after that is computed anew first
 
     def _launch(self, flight: Flight) -> None:
         tokens = (*flight.pending_tokens, *flight.tree.tokens)

@@ -21,6 +21,8 @@ class Session:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.slots: list[int] = []
+        #: Slot of the first token; see :mod:`aparte.step`.
+        self.origin = 0
         #: Steps sent ahead for nothing since the beginning, and the nodes in them.
         self.stale_steps = 0
         self.stale_nodes = 0
@@ -51,7 +53,7 @@ class Session:
 
         Slots beyond the tip are written anew, so whatever an earlier step left there is gone.
         """
-        base = self.tip + 1
+        base = self.tip + 1 if self.slots else self.origin
         first_draft = base + chain
         parents = chain_parents(self.tip, base, chain) + _hung(tree, first_draft - 1, first_draft)
         return self._step(base, parents)
@@ -81,6 +83,12 @@ class Session:
         """Forget everything: the target lost its cache and has to be prefilled again."""
         self.tokens.clear()
         self.slots.clear()
+
+    def restart(self, origin: int) -> bool:
+        """Forget everything and begin at another slot. True if the target has to forget something too."""
+        self.clear()
+        self.origin = origin
+        return self._number > 0
 
     def _step(self, base: int, parents: tuple[int, ...]) -> Step:
         self._number += 1

@@ -10,6 +10,10 @@ than their parents. The rules a stage follows, in this order:
 3. The new nodes get the slots ``base, base + 1, ...`` and hang below ``parents``.
 
 Positions (depths), attention masks and rotary embeddings follow from that and never cross the wire.
+
+The first token's slot is 0. Models whose rotary embeddings are others for texts longer than some length (of
+the kind *longrope*) are the exception: there such a text begins at the slot of that number, and by this the
+stages know which ones to use, for all of its tokens.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from aparte.cli.models import models_app
 from aparte.errors import CheckpointError, CutError, UserError
 from hub_server import serve_hub
-from tiny import save_tiny, save_tiny_gguf
+from tiny import save_tiny
+from tiny_gguf import save_tiny_gguf
 
 
 @pytest.fixture(autouse=True)

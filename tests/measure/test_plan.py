@@ -22,7 +22,8 @@ from aparte.model.parts import Blueprint
 from aparte.target.split import DeviceParts
 from hub_server import serve_hub
 from running import FLOAT32
-from tiny import save_tiny, save_tiny_gguf, tiny_model
+from tiny import save_tiny, tiny_model
+from tiny_gguf import save_tiny_gguf
 
 #: Paper A, section 6.3: round trip in ms to tok/s, sequential and lookahead.
 TABLE = {

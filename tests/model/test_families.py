@@ -171,12 +171,6 @@ def test_sessions_in_one_pass_get_what_each_gets_alone(subjects: Any, name: str)
         torch.testing.assert_close(output.hidden, alone, atol=1e-4, rtol=1e-4)
 
 
-def test_positions_that_change_with_the_length_end_the_context(subjects: Any) -> None:
-    """Beyond, the library itself starts anew, with other rotary embeddings for the whole text."""
-    assert Blueprint.open(subjects("phi3-longrope").folder, FLOAT32).max_context == 128
-    assert Blueprint.open(subjects("phi3").folder, FLOAT32).max_context == 512
-
-
 def config_of(family: str, folder: Path, **settings: Any) -> Path:
     AutoConfig.for_model(family, **settings).save_pretrained(folder)
     return folder

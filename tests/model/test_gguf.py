@@ -22,7 +22,8 @@ from aparte.model.checkpoint import INDEX, WEIGHTS, Checkpoint
 from aparte.model.gguf import convert, is_gguf
 from aparte.model.gguf_config import model_config
 from aparte.model.gguf_file import GgufFile
-from tiny import FAMILIES, save_tiny_gguf, tiny_model, tiny_tokenizer
+from tiny import FAMILIES, tiny_model, tiny_tokenizer
+from tiny_gguf import save_tiny_gguf
 
 PROMPT = "The quick brown fox: for i in range(123): print(i)"
 
@@ -45,8 +46,9 @@ def _config(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("tied", [True, False])
-def test_float32_gives_the_same_logits(family: str, tied: bool, tmp_path: Path) -> None:
+def test_float32_gives_the_same_logits(family: str, tmp_path: Path) -> None:
+    """With the embedding as LM head where the family usually has another, and the other way round."""
+    tied = family != "llama"
     folder = convert(save_tiny_gguf(family, tmp_path / "m.gguf", tied=tied, layers=3))
     converted = AutoModelForCausalLM.from_pretrained(folder)
     assert converted.config.model_type == family
@@ -295,10 +297,6 @@ class TestBadFiles:
         path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3)
         path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
         self.refused(path, "'mamba'", "Supported: llama, qwen2, qwen3")
-
-    def test_a_mixture_of_experts(self, tmp_path: Path) -> None:
-        path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3, metadata={"llama.expert_count": 8})
-        self.refused(path, "mixture of experts", "Use a dense model.")
 
     def test_one_part_of_several(self, tmp_path: Path) -> None:
         path = save_tiny_gguf("llama", tmp_path / "m.gguf", layers=3, metadata={"split.count": 3})

@@ -19,7 +19,8 @@ from aparte.model.checkpoint import CONFIG, INDEX, WEIGHTS, Checkpoint
 from aparte.model.needed import nothing
 from aparte.model.registry import ModelEntry, available, resolve
 from hub_server import Hub, serve_hub
-from tiny import save_tiny, save_tiny_gguf
+from tiny import save_tiny
+from tiny_gguf import save_tiny_gguf
 
 NOWHERE = "http://127.0.0.1:1"
 

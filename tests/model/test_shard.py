@@ -31,7 +31,8 @@ from aparte.model.shard import Manifest, check_shard, digest_of_middle, read_man
 from aparte.model.shard_writer import write_shard
 from dialogue import Device, open_link, unsplit_tokens
 from running import FLOAT32, running_server
-from tiny import VARIANTS, save_tiny, save_tiny_gguf, tiny_model
+from tiny import VARIANTS, save_tiny, tiny_model
+from tiny_gguf import save_tiny_gguf
 
 #: What the middle has no use for, and what says something of whoever made the model.
 NOT_IN_A_SHARD = (

@@ -148,6 +148,15 @@ def step(
     model: options.Model,
     nodes: Annotated[str, typer.Option(metavar="N,N,…", help="Nodes per step.")] = "1,2,4,8,16,32",
     context: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens before the step.")] = 300,
+    contexts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS,TOKENS,…",
+            help="Lengths of text at which a step of one node is measured. By default 256, 1024, 4096 and "
+            "8192, as far as the model's context goes.",
+            show_default=False,
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats; medians are shown.")] = 15,
     cut: options.CutOption = str(Cut()),
     dtype: options.Dtype = Compute.dtype,
@@ -158,7 +167,8 @@ def step(
 ) -> None:
     """What a step costs by its number of nodes: both sides, and the unsplit model of transformers in float32.
 
-    No link and no wire format: the forward passes alone, in turns, in this process.
+    Then what a step of one node costs by the length of the text. No link and no wire format: the forward
+    passes alone, in turns, in this process.
     """
     import torch
 
@@ -166,14 +176,27 @@ def step(
     from aparte.model.parts import Blueprint
     from aparte.model.registry import resolve
 
-    counts = _counts(nodes)
+    counts = _numbers("--nodes", nodes, "1,2,4,8")
+    lengths = None if contexts is None else _numbers("--contexts", contexts, "256,4096")
     folder, compute, wanted = resolve(model), Compute(dtype, device, kv, batch_invariant), Cut.parse(cut)  # type: ignore[arg-type]
     fast, simple = (Blueprint.open(folder, compute, fused=fused) for fused in (True, False))
-    if context + max(counts) > fast.max_context:
-        raise UserError(f"The model's context is {fast.max_context} tokens. Use a smaller --context.")
+    longest = fast.uniform_context
+    if context + max(counts) > longest:
+        raise UserError(f"The model's context is {longest} tokens. Use a smaller --context.")
+    if lengths is None:
+        lengths = [length for length in step_cost.CONTEXTS if length <= longest]
+    elif max(lengths) > longest:
+        raise UserError(f"The model's context is {longest} tokens. Use smaller --contexts.")
     with progress_bar() as progress:
         report = step_cost.measure(
-            fast, simple, wanted, nodes=counts, context=context, repeats=repeats, progress=progress
+            fast,
+            simple,
+            wanted,
+            nodes=counts,
+            context=context,
+            contexts=lengths,
+            repeats=repeats,
+            progress=progress,
         )
     result = report.to_dict() | {
         "model": model,
@@ -196,13 +219,26 @@ def step(
         ["nodes", *(name.removesuffix("_ms").replace("_", " ") for name in columns)],
         [[str(row["nodes"]), *(f"{row[name]:.1f}" for name in columns)] for row in result["rows"]],
     )
+    if lengths:
+        show_table(
+            "One node, by tokens of text, ms",
+            ["tokens", "middle", "device", f"over {min(lengths)}"],
+            [
+                [
+                    str(row["context"]),
+                    *(f"{row[name]:.1f}" for name in ("middle_ms", "device_ms")),
+                    f"{row['over_shortest']:.2f}x",
+                ]
+                for row in result["contexts"]
+            ],
+        )
 
 
-def _counts(nodes: str) -> list[int]:
+def _numbers(option: str, given: str, example: str) -> list[int]:
     try:
-        counts = [int(part) for part in nodes.split(",")]
+        numbers = [int(part) for part in given.split(",")]
     except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise UserError(f"--nodes {nodes} is not a list of numbers from 1 on, like 1,2,4,8.")
-    return list(dict.fromkeys(counts))
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise UserError(f"{option} {given} is not a list of numbers from 1 on, like {example}.")
+    return list(dict.fromkeys(numbers))

@@ -1,7 +1,8 @@
 """What a step costs by its number of nodes: middle, device, and the unsplit model of ``transformers``.
 
-Everything is measured in one process, in turns, and reported as medians, so that a machine that is busy
-for a while slows all columns alike. No network, no wire format, no drafter: the forward passes alone.
+And what a step of one node costs by the length of the text. Everything is measured in one process, in turns,
+and reported as medians, so that a machine that is busy for a while slows all columns alike. No network, no
+wire format, no drafter: the forward passes alone.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from aparte.model.parts import Blueprint, Progress
 from aparte.model.stage import Stage
 from aparte.step import Step, chain_parents
 
-#: The contexts that ``context_4096_over_256`` compares, in tokens.
-SHORT, LONG = 256, 4096
+#: Lengths of text, in tokens, that a step of one node is measured at.
+CONTEXTS = (256, 1024, 4096, 8192)
 #: Tokens per prefill step.
 CHUNK = 256
 
@@ -46,24 +47,51 @@ class Row:
 
 
 @dataclass(frozen=True)
+class ContextRow:
+    """Medians for a step of one node that sees ``context`` tokens, itself included."""
+
+    context: int
+    middle_ms: float
+    device_ms: float
+
+    @property
+    def step_ms(self) -> float:
+        """Both sides, one after the other."""
+        return self.middle_ms + self.device_ms
+
+
+@dataclass(frozen=True)
 class Report:
     """What ``bench step --json`` prints, without the settings."""
 
     rows: list[Row]
-    #: Of one node in the middle; None if the model's context is too short.
-    context_4096_over_256: float | None
+    contexts: list[ContextRow]
 
     def to_dict(self) -> dict[str, Any]:
         """With the ratios that follow from the rows."""
         by_nodes = {row.nodes: row.step_ms for row in self.rows}
+        middle = {row.context: row.middle_ms for row in self.contexts}
+        shortest = min((row.context for row in self.contexts), default=0)
         return {
-            "rows": [{name: round(value, 3) for name, value in asdict(row).items()} for row in self.rows],
+            "rows": [_rounded(row) for row in self.rows],
             "ratio_vs_transformers": {
                 str(row.nodes): round(row.transformers_ms / row.step_ms, 2) for row in self.rows
             },
             "window_8_over_1": round(by_nodes[8] / by_nodes[1], 2) if {1, 8} <= set(by_nodes) else None,
-            "context_4096_over_256": self.context_4096_over_256,
+            "contexts": [
+                _rounded(row) | {"over_shortest": round(row.step_ms / first.step_ms, 2)}
+                for first in self.contexts
+                if first.context == shortest
+                for row in self.contexts
+            ],
+            "context_4096_over_256": (
+                round(middle[4096] / middle[256], 2) if {256, 4096} <= set(middle) else None
+            ),
         }
+
+
+def _rounded(row: Row | ContextRow) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in asdict(row).items()}
 
 
 def tree(nodes: int, tip: int) -> tuple[int, ...]:
@@ -72,25 +100,35 @@ def tree(nodes: int, tip: int) -> tuple[int, ...]:
 
 
 class Side:
-    """The parts of a model, each with a cache that holds ``context`` tokens."""
+    """The parts of a model."""
 
-    def __init__(self, blueprint: Blueprint, cut: Cut, context: int, progress: Progress | None) -> None:
+    def __init__(self, blueprint: Blueprint, cut: Cut, progress: Progress | None) -> None:
         middle = cut.middle(blueprint.layers)
-        self._embed, self._head = blueprint.ends()
-        self._front = blueprint.stage(range(middle.start), progress, "front layers")
+        self.width = blueprint.hidden_size
+        self.embed, self.head = blueprint.ends()
+        self.front = blueprint.stage(range(middle.start), progress, "front layers")
         self.middle = blueprint.stage(middle, progress, "middle layers")
-        self._back = blueprint.stage(range(middle.stop, blueprint.layers), progress, "back layers")
+        self.back = blueprint.stage(range(middle.stop, blueprint.layers), progress, "back layers")
+
+
+class Text:
+    """``context`` tokens in the caches of a model's parts, and steps after them, which change nothing."""
+
+    def __init__(self, side: Side, context: int) -> None:
+        self._side = side
         self._caches = {
-            stage: prefilled(stage, context, blueprint.hidden_size)
-            for stage in (self._front, self.middle, self._back)
+            stage: prefilled(stage, context, side.width) for stage in (side.front, side.middle, side.back)
         }
 
     def run_middle(self, step: Step, tokens: torch.Tensor) -> object:
-        return self.middle.forward(self._caches[self.middle], step, self._embed(tokens))
+        return self._run(self._side.middle, step, self._side.embed(tokens))
 
     def run_device(self, step: Step, tokens: torch.Tensor) -> object:
-        front = self._front.forward(self._caches[self._front], step, self._embed(tokens))
-        return self._head(self._back.forward(self._caches[self._back], step, front))
+        front = self._run(self._side.front, step, self._side.embed(tokens))
+        return self._side.head(self._run(self._side.back, step, front))
+
+    def _run(self, stage: Stage, step: Step, hidden: torch.Tensor) -> torch.Tensor:
+        return stage.forward(self._caches[stage], step, hidden)
 
 
 def prefilled(stage: Stage, context: int, width: int) -> SlotCache:
@@ -142,29 +180,53 @@ def measure(
     *,
     nodes: Sequence[int],
     context: int,
+    contexts: Sequence[int],
     repeats: int,
     progress: Progress | None = None,
 ) -> Report:
     """``fast`` and ``simple`` are the same model, the latter not fused."""
     device = fast.precision.device
-    sides = [Side(blueprint, cut, context, progress) for blueprint in (fast, simple)]
+    sides = [Side(blueprint, cut, progress) for blueprint in (fast, simple)]
+    texts = [Text(side, context) for side in sides]
     stock = Stock(fast, context)
     runs: dict[tuple[int, str], Run] = {}
     for count in nodes:
         step = Step(0, 0, context - 1, context, tree(count, context - 1))
         tokens = torch.arange(count) % fast.vocab_size
-        for prefix, side in zip(("", "simple_"), sides, strict=True):
-            runs[count, f"{prefix}middle_ms"] = _bind(side.run_middle, step, tokens)
-            runs[count, f"{prefix}device_ms"] = _bind(side.run_device, step, tokens)
+        for prefix, text in zip(("", "simple_"), texts, strict=True):
+            runs[count, f"{prefix}middle_ms"] = _bind(text.run_middle, step, tokens)
+            runs[count, f"{prefix}device_ms"] = _bind(text.run_device, step, tokens)
         runs[count, "transformers_ms"] = _bind(stock.run, tokens)
     medians = in_turns(runs, repeats, device, progress)
     rows = [
         Row(count, **{name: value for (of, name), value in medians.items() if of == count}) for count in nodes
     ]
-    growth = None
-    if fast.max_context > LONG:
-        growth = _context_growth(sides[0].middle, fast.hidden_size, repeats, device)
-    return Report(rows, growth)
+    return Report(rows, by_context(sides[0], contexts, repeats, device, progress))
+
+
+def by_context(
+    side: Side,
+    contexts: Sequence[int],
+    repeats: int,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> list[ContextRow]:
+    """What one node costs that sees so many tokens, itself included."""
+    runs: dict[tuple[int, str], Run] = {}
+    for done, context in enumerate(contexts):
+        if progress:
+            progress("texts", done, len(contexts))
+        last = context - 2
+        text = Text(side, context - 1)
+        step = Step(0, 0, last, last + 1, (last,))
+        tokens = torch.zeros(1, dtype=torch.int64)
+        runs[context, "middle_ms"] = _bind(text.run_middle, step, tokens)
+        runs[context, "device_ms"] = _bind(text.run_device, step, tokens)
+    medians = in_turns(runs, repeats, device, progress)
+    return [
+        ContextRow(context, medians[context, "middle_ms"], medians[context, "device_ms"])
+        for context in contexts
+    ]
 
 
 def in_turns(
@@ -185,17 +247,6 @@ def in_turns(
     if progress:
         progress("repeats", repeats + 1, repeats + 1)
     return {key: statistics.median(values) for key, values in times.items()}
-
-
-def _context_growth(stage: Stage, width: int, repeats: int, device: torch.device) -> float:
-    runs: dict[tuple[int, str], Run] = {}
-    for context in (SHORT, LONG):
-        step = Step(0, 0, context - 1, context, (context - 1,))
-        runs[context, ""] = _bind(
-            stage.forward, prefilled(stage, context, width), step, torch.zeros(1, width)
-        )
-    medians = in_turns(runs, repeats, device)
-    return round(medians[LONG, ""] / medians[SHORT, ""], 2)
 
 
 def _bind(function: Callable[..., object], *arguments: object) -> Run:

@@ -51,6 +51,8 @@ class Family:
     parts of tensors' names, in the model and in its checkpoints; ``experts`` what checkpoints call the three
     matrices of one expert (gate, up, down), which the model keeps in two tensors for all. ``plain`` layers
     are those of :mod:`aparte.model.layer`. ``known`` families are tested, others checked when loaded.
+    Families that ``restart`` compute a whole text anew when rotary embeddings of the kind *longrope* become
+    others for it; of those that don't, what ``generate`` writes depends on how the text was passed to it.
     """
 
     embedding_scale: Callable[[Any, torch.dtype], float] = _unscaled
@@ -59,6 +61,7 @@ class Family:
     experts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     plain: bool = False
     known: bool = True
+    restart: bool = False
 
 
 #: By ``model_type`` in ``config.json``.
@@ -72,7 +75,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(embedding_scale=_root_of_width),
     "gemma2": Family(embedding_scale=_root_of_width, finish=_capped),
     "gemma3_text": Family(embedding_scale=_root_of_width, finish=_capped),
-    "phi3": Family(),
+    "phi3": Family(restart=True),
     "olmo2": Family(),
     "olmo3": Family(),
     "granite": Family(
@@ -139,11 +142,12 @@ def windows_of(config: Any) -> list[int | None]:
     return [sliding if kind == "sliding_attention" else None for kind in kinds]
 
 
-def longest_context(config: Any) -> int:
-    """Most positions a sequence may have.
+def uniform_context(config: Any) -> int:
+    """Most positions of a sequence for which the rotary embeddings are the same as for all shorter ones.
 
-    Rotary embeddings of the kind *longrope* are others for sequences longer than this: all keys would have to
-    be computed anew there, and what a text's beginning means would depend on how long it becomes.
+    Those of the kind *longrope* are others for all tokens of a longer one: its keys have to be computed anew,
+    because what a text's beginning means depends on how long it becomes. Those of the kind *dynamic* would be
+    others as well, but only beyond ``max_position_embeddings``, where the context ends.
     """
     limits = [int(config.max_position_embeddings)]
     settings = getattr(config, "rope_parameters", None) or {}
@@ -151,6 +155,19 @@ def longest_context(config: Any) -> int:
         if each.get("rope_type") == "longrope" and each.get("original_max_position_embeddings"):
             limits.append(int(each["original_max_position_embeddings"]))
     return min(limits)
+
+
+def rotary_switch(config: Any) -> int | None:
+    """The length beyond which a text is computed anew with other rotary embeddings, if there is one."""
+    uniform = uniform_context(config)
+    restarts = FAMILIES.get(config.model_type, UNLISTED).restart
+    return uniform if restarts and uniform < config.max_position_embeddings else None
+
+
+def longest_context(config: Any) -> int:
+    """Most positions a sequence may have."""
+    uniform = uniform_context(config)
+    return uniform if rotary_switch(config) is None else int(config.max_position_embeddings)
 
 
 @dataclass(frozen=True)

@@ -8,28 +8,37 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aparte.config import cache_dir
 from aparte.errors import CheckpointError
 from aparte.model import folders
 from aparte.model.checkpoint import INDEX, WEIGHTS
 from aparte.model.folders import Progress, quiet
-from aparte.model.gguf_config import ROPE_FACTORS, model_config
+from aparte.model.gguf_config import model_config
 from aparte.model.gguf_file import MAGIC, GgufFile
+from aparte.model.gguf_tensors import Source, sources
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig
 
 _SHARD_BYTES = 2 * 10**9
 #: Vocabularies whose text is split before every single digit, which transformers' conversion leaves out.
-_DIGIT_SPLITTING = frozenset({"smollm", "starcoder", "refact", "codeshell"})
+_DIGIT_SPLITTING = frozenset(
+    {"smollm", "starcoder", "refact", "codeshell", "command-r", "exaone", "minerva-7b"}
+)
+#: Ways of splitting text that the conversion knows. It takes any other for GPT-2's.
+_SPLITTING = _DIGIT_SPLITTING | frozenset(
+    {
+        "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling",
+        "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "dbrx", "smaug-bpe", "tekken",
+        "qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "qwen35", "gpt-4o", "llama4", "kanana2",
+    }
+)  # fmt: skip
 
 
 def is_gguf(path: Path) -> bool:
@@ -74,8 +83,7 @@ def _convert(path: Path, folder: Path, progress: Progress) -> None:
     progress(label, 0, 0)
     file = GgufFile(path)
     config = model_config(file)
-    names = _tensor_names(file, config)
-    _write_weights(file, names, config, folder, lambda done, total: progress(label, done, total))
+    _write_weights(file, sources(file, config), folder, lambda done, total: progress(label, done, total))
     config.save_pretrained(folder)
     ends = config.eos_token_id
     generation = {
@@ -88,71 +96,36 @@ def _convert(path: Path, folder: Path, progress: Progress) -> None:
     _write_tokenizer(file, folder)
 
 
-def _tensor_names(file: GgufFile, config: PretrainedConfig) -> dict[str, str]:
-    """Hugging Face tensor name to GGUF's, after checking that names and shapes all match."""
-    import torch
-    from gguf import MODEL_ARCH, get_tensor_name_map
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        expected = AutoModelForCausalLM.from_config(config, trust_remote_code=False).state_dict()
-    if config.tie_word_embeddings:
-        del expected["lm_head.weight"]
-    arch = MODEL_ARCH[file.metadata["general.architecture"].upper()]
-    table = get_tensor_name_map(arch, config.num_hidden_layers)
-    names: dict[str, str] = {}
-    for name, weight in expected.items():
-        stem, _, suffix = name.rpartition(".")
-        names[name] = f"{table.get_name(stem)}.{suffix}"
-        tensor = file.tensors.get(names[name])
-        if tensor is None:
-            raise file.damaged(f"tensor {names[name]} is missing")
-        if tensor.shape != tuple(weight.shape):
-            raise file.damaged(f"tensor {tensor.name} is of shape {tensor.shape}, not {tuple(weight.shape)}")
-    if extra := sorted(set(file.tensors) - set(names.values()) - {ROPE_FACTORS}):
-        raise CheckpointError(
-            f"{file.path} has a tensor {extra[0]} that {config.model_type} models have no use for, so it "
-            "would not run as it was meant to. Use the model as safetensors."
-        )
-    return names
-
-
-def _load(file: GgufFile, name: str, gguf_name: str, config: PretrainedConfig) -> torch.Tensor:
+def _load(file: GgufFile, source: Source) -> torch.Tensor:
     try:
-        weight = file.tensors[gguf_name].load()
+        return source.load()
     except NotImplementedError:
         raise CheckpointError(
-            f"{file.path} is quantized as {file.tensors[gguf_name].kind.name}, which cannot be read. "
+            f"{file.path} is quantized as {source.tensor.kind.name}, which cannot be read. "
             "Use another quantization, for example Q8_0 or Q4_K_M."
         ) from None
-    if file.metadata["general.architecture"] != "llama" or not re.search(r"\.[qk]_proj\.", name):
-        return weight
-    # llama.cpp rotates neighbouring dimensions, Hugging Face those half a head apart: undo its reordering.
-    heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
-    pairs = weight.reshape(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:])
-    return pairs.transpose(1, 2).reshape(weight.shape).contiguous()
 
 
 def _write_weights(
-    file: GgufFile, names: dict[str, str], config: PretrainedConfig, folder: Path, progress: Any
+    file: GgufFile, found: dict[str, Source], folder: Path, progress: Callable[[int, int], None]
 ) -> None:
     from safetensors.torch import save_file
 
-    needed = sum(_converted_bytes(file, gguf_name) for gguf_name in names.values())
+    needed = sum(source.nbytes for source in found.values())
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise CheckpointError(
             f"Converting {file.path} needs {needed / 1e9:.1f} GB and {folder.parent} has {free / 1e9:.1f} GB "
             "free. Make room, or set APARTE_CACHE to a folder with room."
         )
-    shards = list(_shards(file, names))
+    shards = list(_shards(found))
     weight_map: dict[str, str] = {}
     done = 0
     for number, shard in enumerate(shards, 1):
         filename = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors: dict[str, torch.Tensor] = {}
         for name in shard:
-            tensors[name] = _load(file, name, names[name], config)
+            tensors[name] = _load(file, found[name])
             done += tensors[name].nbytes
             progress(done, needed)
         save_file(tensors, folder / filename, metadata={"format": "pt"})
@@ -162,37 +135,38 @@ def _write_weights(
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _converted_bytes(file: GgufFile, gguf_name: str) -> int:
-    tensor = file.tensors[gguf_name]
-    return math.prod(tensor.shape) * (2 if tensor.kind.name in ("F16", "BF16") else 4)
-
-
-def _shards(file: GgufFile, names: dict[str, str]) -> Iterator[list[str]]:
+def _shards(found: dict[str, Source]) -> Iterator[list[str]]:
     """Names in groups that fit :data:`_SHARD_BYTES`, so that no more than that is held in memory."""
     shard: list[str] = []
     size = 0
-    for name, gguf_name in names.items():
-        num_bytes = _converted_bytes(file, gguf_name)
-        if shard and size + num_bytes > _SHARD_BYTES:
+    for name, source in found.items():
+        if shard and size + source.nbytes > _SHARD_BYTES:
             yield shard
             shard, size = [], 0
         shard.append(name)
-        size += num_bytes
+        size += source.nbytes
     yield shard
 
 
 def _write_tokenizer(file: GgufFile, folder: Path) -> None:
-    from tokenizers import pre_tokenizers
+    from tokenizers import normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    file.need("tokenizer.ggml.model")
+    splitting = file.metadata.get("tokenizer.ggml.pre", "default")
+    if file.need("tokenizer.ggml.model") == "gpt2" and splitting not in _SPLITTING:
+        raise CheckpointError(
+            f"{file.path} splits text before tokenizing it in a way that is not supported ({splitting}). "
+            "Use the model as safetensors."
+        )
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
     except Exception as error:  # the tokenizers library raises Exception itself
         raise file.damaged(
             f"its tokenizer does not convert ({' '.join(str(error).split())[:200]})"
         ) from error
-    if file.metadata.get("tokenizer.ggml.pre") in _DIGIT_SPLITTING:
+    if splitting == "command-r":
+        tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    if splitting in _DIGIT_SPLITTING:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,11 @@ class GgufTensor:
         rows = self.raw.reshape(quant_shape_to_byte_shape(self.shape, self.kind))
         values = dequantize(rows, self.kind).astype(np.float32, copy=False)
         return torch.from_numpy(np.ascontiguousarray(values)).reshape(self.shape)
+
+    def part(self, index: int) -> GgufTensor:
+        """One of the tensors that this one is stacked from, along its first dimension."""
+        size = len(self.raw) // self.shape[0]
+        return replace(self, shape=self.shape[1:], raw=self.raw[index * size : (index + 1) * size])
 
 
 class GgufFile:

@@ -28,7 +28,9 @@ from aparte.model.families import (
     UnfitError,
     longest_context,
     reason_to_refuse,
+    rotary_switch,
     take_apart,
+    uniform_context,
     windows_of,
 )
 from aparte.model.fuse import fast_norm
@@ -111,6 +113,16 @@ class Blueprint:
         """Most positions a sequence may have."""
         return longest_context(self.config)
 
+    @property
+    def uniform_context(self) -> int:
+        """Most positions a sequence may have without being computed anew on the way."""
+        return uniform_context(self.config)
+
+    @property
+    def rotary_switch(self) -> int | None:
+        """The length beyond which a text is computed anew with other rotary embeddings, if there is one."""
+        return rotary_switch(self.config)
+
     def windows(self, layers: Iterable[int]) -> tuple[int | None, ...]:
         """Sliding window of each layer, None for full attention."""
         return tuple(self._windows[layer] for layer in layers)
@@ -181,6 +193,7 @@ class Blueprint:
             first_layer=first_layer,
             windows=self.windows(numbers),
             rotary_kinds=None if kinds is None else tuple(kinds[layer] for layer in numbers),
+            rotary_switch=self.rotary_switch,
             cache_name=self._anatomy.cache,
             max_context=self.max_context,
             dtype=self.precision.dtype,

@@ -21,6 +21,7 @@ from aparte.model import attention
 from aparte.model.cache import SlotCache
 from aparte.model.invariant import Visible
 from aparte.model.ragged import SharedCache
+from aparte.model.slab import Slab
 from aparte.model.tree import Layout
 from aparte.step import Step
 
@@ -70,13 +71,15 @@ class Stage:
         dtype: torch.dtype,
         device: torch.device,
         rotary_kinds: tuple[str, ...] | None = None,
+        rotary_switch: int | None = None,
         cache_name: str = "cache",
         kv: KvName = "model",
         invariant: bool = False,
     ) -> None:
         """``windows[i]`` is the sliding window of the i-th layer of this stage, None for full attention.
 
-        ``rotary_kinds[i]`` is what ``rotary`` calls that layer's kind, in models where it asks. Layers take
+        ``rotary_kinds[i]`` is what ``rotary`` calls that layer's kind, in models where it asks; texts of more
+        than ``rotary_switch`` tokens, which begin at that slot, get other embeddings from it. Layers take
         their cache as the argument ``cache_name``, which keeps keys and values as ``kv`` says. With
         ``invariant`` the layers' attention takes :class:`~aparte.model.invariant.Visible` as a mask.
         """
@@ -84,6 +87,7 @@ class Stage:
         self._rotary = rotary
         self._windows = windows
         self._kinds: tuple[str | None, ...] = rotary_kinds or (None,) * len(layers)
+        self._rotary_switch = rotary_switch
         self._cache_name = cache_name
         self._kv: KvName = kv
         self._invariant = invariant
@@ -110,9 +114,13 @@ class Stage:
         part._windows, part._kinds = self._windows[chosen], self._kinds[chosen]
         return part
 
-    def new_cache(self, max_pending: int = 4096) -> SlotCache:
-        """An empty cache for one session, for a full context and ``max_pending`` nodes below it."""
-        return SlotCache(self._first_layer, len(self._layers), self.max_context + max_pending, self._kv)
+    def new_cache(self, max_pending: int = 4096, slab: Slab | None = None) -> SlotCache:
+        """An empty cache for one session, for a full context and ``max_pending`` nodes below it.
+
+        Its memory comes from ``slab``, if there is one that sessions share.
+        """
+        rows = self.max_context + max_pending
+        return SlotCache(self._first_layer, len(self._layers), rows, self._kv, slab)
 
     def forward(self, cache: SlotCache, step: Step, hidden: torch.Tensor) -> torch.Tensor:
         """Run the layers over the step's nodes: ``[n, D] -> [n, D]``, in this stage's dtype."""
@@ -121,9 +129,12 @@ class Stage:
     @torch.inference_mode()
     def forward_one(self, item: Item) -> Output:
         """:meth:`forward` for a session that may want the output of another layer, too."""
-        inputs = self._inputs(item)
-        outputs = self._run(inputs, item.cache, () if item.tap is None else (item.tap,))
-        return self._output(item, outputs, slice(None))
+        try:
+            inputs = self._inputs(item)
+            outputs = self._run(inputs, item.cache, () if item.tap is None else (item.tap,))
+            return self._output(item, outputs, slice(None))
+        finally:
+            item.cache.end()
 
     @torch.inference_mode()
     def forward_many(self, items: Sequence[Item]) -> list[Output | Exception]:
@@ -132,6 +143,13 @@ class Stage:
         A step that does not fit its own cache gives the error in its place. An error in the layers is
         raised; then each step can be repeated by itself, because a step may be repeated.
         """
+        try:
+            return self._forward_many(items)
+        finally:
+            for item in items:
+                item.cache.end()
+
+    def _forward_many(self, items: Sequence[Item]) -> list[Output | Exception]:
         results: dict[int, Output | Exception] = {}
         inputs: dict[int, _Inputs] = {}
         for index, item in enumerate(items):
@@ -157,11 +175,12 @@ class Stage:
         layout = item.cache.begin(item.step)
         states = item.hidden.to(self.device, self.dtype).unsqueeze(0)
         positions = torch.tensor([layout.positions], device=self.device)
+        long = self._is_long(item.cache, layout)
         return _Inputs(
             states,
             positions,
             # Session by session: some rotary embeddings depend on the longest sequence they are given.
-            {kind: self._rotate(states, positions, kind) for kind in set(self._kinds)},
+            {kind: self._rotate(states, positions, kind, long) for kind in set(self._kinds)},
             {window: self._mask(layout, positions[0], window) for window in set(self._windows)},
         )
 
@@ -191,12 +210,24 @@ class Stage:
         tapped = None if item.tap is None else outputs[item.tap][0, rows]
         return Output(outputs[self.layer_indices.stop - 1][0, rows], tapped)
 
+    def _is_long(self, cache: SlotCache, layout: Layout) -> bool:
+        """Whether the text has the rotary embeddings of long ones."""
+        switch = self._rotary_switch
+        if switch is None or cache.tree.root >= switch:
+            return switch is not None
+        if max(layout.positions) >= switch:
+            raise SlotError(f"A text of more than {switch} tokens has to begin at slot {switch}.")
+        return False
+
     def _rotate(
-        self, states: torch.Tensor, positions: torch.Tensor, kind: str | None
+        self, states: torch.Tensor, positions: torch.Tensor, kind: str | None, long: bool
     ) -> tuple[torch.Tensor, ...]:
+        """Cosines and sines, ``[1, n, head_dim]``, at ``positions`` ``[1, n]``."""
         more = {} if kind is None else {"layer_type": kind}
+        if long:  # the library decides by the largest position that it sees, so it is shown one
+            positions = torch.cat([positions, positions.new_tensor([[self._rotary_switch]])], dim=1)
         rotary: tuple[torch.Tensor, ...] = self._rotary(states, position_ids=positions, **more)
-        return rotary
+        return tuple(part[:, :-1] for part in rotary) if long else rotary
 
     def _mask(
         self, layout: Layout, positions: torch.Tensor, window: int | None

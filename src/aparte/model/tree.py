@@ -66,6 +66,11 @@ class SlotTree:
         return self._committed[-1] if self._committed else ROOT
 
     @property
+    def root(self) -> int:
+        """Slot of the first token, :data:`~aparte.step.ROOT` while there is none."""
+        return self._committed[0] if self._committed else next(iter(self._pending), ROOT)
+
+    @property
     def rows(self) -> int:
         """Cache rows in use."""
         return len(self._committed) + len(self._pending)

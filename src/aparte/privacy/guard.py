@@ -116,7 +116,8 @@ def protect(target: Target, protection: Protection, codec: Codec) -> None:
     elif protection.defence != Protection.defence:
         guard = open_guard(protection.defence, target.parts, codec)
     if protection.shape is not None:
-        shape = ConstantShape(protection.shape, target.max_context)
+        longest = min(target.max_context, target.blueprint.uniform_context)
+        shape = ConstantShape(protection.shape, longest)
     target.protect(guard, shape)
 
 

@@ -49,7 +49,7 @@ class DraftModel:
         """
         self._own_vocab_size = blueprint.vocab_size
         self._shared_vocab_size = min(vocab_size, blueprint.vocab_size)
-        self._max_context = blueprint.max_context
+        self._max_context = blueprint.uniform_context
         self._top = top
         self._chunk = chunk
         self._stage = blueprint.stage(range(layers or blueprint.layers), progress, "draft model")

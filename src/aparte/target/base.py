@@ -83,6 +83,11 @@ class Target(Protocol):
         ...
 
     @property
+    def rotary_switch(self) -> int | None:
+        """The length beyond which a text begins anew, at this slot (:mod:`aparte.step`), if there is one."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """Number of logits per node."""
         ...

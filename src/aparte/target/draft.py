@@ -36,6 +36,7 @@ class DraftTarget:
     """Sends blocks of tokens, gets the verifier's choices."""
 
     name = "draft"
+    rotary_switch = None
 
     def __init__(
         self,
@@ -65,8 +66,8 @@ class DraftTarget:
 
     @property
     def max_context(self) -> int:
-        """The smaller one of the model's context and what the cloud allows."""
-        return min(self.blueprint.max_context, self._link.max_context)
+        """The smaller one of the model's context, as far as it is uniform, and what the cloud allows."""
+        return min(self.blueprint.uniform_context, self._link.max_context)
 
     @property
     def max_nodes(self) -> int:

@@ -23,6 +23,7 @@ class LocalTarget:
     def __init__(self, blueprint: Blueprint, progress: Progress | None = None) -> None:
         self.blueprint = blueprint
         self.max_context = blueprint.max_context
+        self.rotary_switch = blueprint.rotary_switch
         self.vocab_size = blueprint.vocab_size
         self._stage = blueprint.stage(range(blueprint.layers), progress)
         self._embed, self._head = blueprint.ends()

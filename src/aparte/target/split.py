@@ -102,7 +102,14 @@ class SplitTarget:
     @property
     def max_context(self) -> int:
         """The smaller one of the model's context and what the cloud allows."""
-        return min(self.parts.max_context, self._link.max_context)
+        blueprint = self.parts.blueprint
+        own = blueprint.max_context if self._shape is None else blueprint.uniform_context
+        return min(own, self._link.max_context)
+
+    @property
+    def rotary_switch(self) -> int | None:
+        """None for a shape: its filling does not know where to end, so the context ends there."""
+        return self.parts.blueprint.rotary_switch if self._shape is None else None
 
     @property
     def max_nodes(self) -> int:
