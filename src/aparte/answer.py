@@ -14,6 +14,7 @@ from aparte.recovery import Recovery
 from aparte.session import Session
 from aparte.speculate.ahead import SendAhead
 from aparte.speculate.budget import NodeBudget
+from aparte.speculate.cloud_budget import CloudBudget
 from aparte.speculate.drafter import Drafter
 from aparte.target.base import Target
 from aparte.text.stream import Detokenizer, StopMatcher
@@ -166,9 +167,10 @@ class Writer:
         self.session = Session()
         # What these learn of the link holds for the next answer too.
         self.budget = NodeBudget()
+        self.cloud_budget = CloudBudget()
+        self.ahead = SendAhead()
         #: Of the link, where it is known; answers tell by it what transfer took.
         self.bandwidth: Bandwidth | None = None
-        self._ahead = SendAhead()
 
     def forget(self) -> None:
         """Keep nothing of earlier answers: the next one sends its whole prompt."""
@@ -186,16 +188,17 @@ class Writer:
     ) -> tuple[Answer, Iterator[Piece]]:
         """The answer to come, and the pieces that fill it as they are consumed."""
         answer = Answer(decoding.decode, self._cut, len(prompt), self.target.name, bandwidth=self.bandwidth)
+        budget = self.cloud_budget if decoding.spares_cloud else self.budget
         job = Job(
             prompt=tuple(prompt),
             sampling=sampling,
             max_new_tokens=stopping.max_new_tokens,
             eos=self.codec.eos if stopping.eos is None else frozenset(stopping.eos),
             max_nodes=decoding.node_limit,
-            budget=self.budget if decoding.automatic else None,
+            budget=budget if decoding.automatic else None,
             prefill_chunk=self._prefill_chunk,
             in_flight=decoding.flight_limit,
-            ahead=self._ahead if decoding.in_flight is None else None,
+            ahead=self.ahead if decoding.in_flight is None else None,
             clock=self._clock,
             recovery=self._recovery,
         )

@@ -56,6 +56,7 @@ def plan_drafts(
     accept: str = Drafting.accept,
     return_states: bool = Drafting.return_states,
     draft_top: int = Drafting.top,
+    draft_for: str = Drafting.goal,
     ngram: int = Decoding.ngram,
     max_nodes: int | None = Decoding.max_nodes,
     in_flight: int | None = Decoding.in_flight,
@@ -66,7 +67,7 @@ def plan_drafts(
     Raises :class:`UserError` for those that do not go together.
     """
     if target == "draft":
-        drafting = Drafting(draft, draft_length, accept, return_states, draft_top)
+        drafting = Drafting(draft, draft_length, accept, return_states, draft_top, draft_for)
         _check_draft(decode, drafting, max_nodes, remember)
         names = drafting.names or default_names(model, cut)
         decoding = Decoding(
@@ -74,15 +75,18 @@ def plan_drafts(
             ngram,
             draft_length or max_nodes,
             draft=drafting.model,
-            in_flight=in_flight,
+            # What is sent ahead for nothing costs the cloud.
+            in_flight=1 if in_flight is None and drafting.spares_cloud else in_flight,
+            spares_cloud=drafting.spares_cloud,
         )
         return DraftPlan(decoding, drafting)
-    drafting = Drafting(None, draft_length, accept, return_states, draft_top)
+    drafting = Drafting(None, draft_length, accept, return_states, draft_top, draft_for)
     for option, changed in (
         ("--draft-length", drafting.length != Drafting.length),
         ("--accept", drafting.accept != Drafting.accept),
         ("--no-return-states", drafting.return_states != Drafting.return_states),
         ("--draft-top", drafting.top != Drafting.top),
+        ("--draft-for", drafting.goal != Drafting.goal),
     ):
         if changed:
             raise UserError(
@@ -110,5 +114,10 @@ def _check_draft(decode: str, drafting: Drafting, max_nodes: int | None, remembe
         raise UserError("--decode sequential drafts nothing. Leave it out, or --draft and --draft-length.")
     if drafting.length is not None and max_nodes is not None:
         raise UserError("--draft-length and --max-nodes both limit what is drafted. Leave one of them out.")
+    if drafting.spares_cloud and (drafting.length is not None or max_nodes is not None):
+        raise UserError(
+            "--draft-for says what an automatic number of drafts is good for, and here the number is given. "
+            "Leave out --draft-for, or --draft-length and --max-nodes."
+        )
     if remember:
         raise UserError("--remember keeps the recycling table, and draft mode has none. Leave it out.")

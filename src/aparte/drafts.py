@@ -16,10 +16,12 @@ from aparte.model.parts import Blueprint, Progress
 from aparte.model.registry import resolve
 from aparte.model.turns import TurnTaking
 from aparte.session import Session
+from aparte.speculate.calibration import Calibration
 from aparte.speculate.chain import Chain
 from aparte.speculate.common import CommonTable, common_table, shipped_table
 from aparte.speculate.draft_model import TOP, DraftModel, check_vocabulary
 from aparte.speculate.drafter import Drafter, make_drafter
+from aparte.speculate.drawn import DrawnTree, open_drawn_tree
 from aparte.speculate.length import LengthPlan
 from aparte.speculate.neural import TreeModel
 from aparte.speculate.recycling import Recycling
@@ -128,14 +130,15 @@ class Drafts:
         self._eos = eos
         self._table = table
         self._tree: Drafter | None = None
-        self._chain: tuple[Sampling, Chain] | None = None
-        self._lengths = LengthPlan()
+        self._chain: tuple[Sampling, Chain | DrawnTree] | None = None
+        self._lengths = LengthPlan(spares_cloud=plan.drafting.spares_cloud)
+        self._calibration = Calibration()
 
     def drafter(self, sampling: Sampling) -> Drafter:
         """For an answer whose tokens are chosen like this.
 
-        In draft mode it is a chain if its length is given, and where tokens are sampled, because a chain
-        picks its tokens as the verifier will; else a tree.
+        In draft mode it is a chain if its length is given, and for coupled acceptance, because a chain picks
+        its tokens as the verifier will; else a tree, which is drawn for rejection sampling.
         """
         decoding, drafting = self._plan.decoding, self._plan.drafting
         chain = self._target == "draft" and decoding.sources
@@ -144,11 +147,22 @@ class Drafts:
                 self._chain = sampling, self._new_chain(sampling)
             return self._chain[1]
         if self._tree is None:
-            self._tree = make_drafter(decoding, self._table, self.models)
+            patient = decoding.spares_cloud
+            self._tree = make_drafter(decoding, self._table, self.models, patient=patient)
         return self._tree
 
-    def _new_chain(self, sampling: Sampling) -> Chain:
+    def _new_chain(self, sampling: Sampling) -> Chain | DrawnTree:
         decoding, drafting = self._plan.decoding, self._plan.drafting
+        if drafting.length is None and drafting.accept == "rejection":
+            return open_drawn_tree(
+                decoding.sources,
+                self.models,
+                sampling,
+                width=drafting.top,
+                eos=self._eos,
+                plan=self._lengths,
+                calibration=self._calibration,
+            )
         return Chain(
             [open_voice(name, self.models) for name in decoding.sources],
             sampling,
