@@ -12,6 +12,7 @@ is one node's attention over a cache, whose rows lie side by side or in pages th
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -101,10 +102,11 @@ def pages(context: int, repeats: int) -> dict[str, Any]:
     whole = [torch.randn(1, KV_HEADS, context, HEAD_DIM) for _ in range(2 * LAYERS)]
     count = context // PAGE_ROWS
     order = torch.randperm(count)
-    paged = [torch.randn(count, KV_HEADS, PAGE_ROWS, HEAD_DIM) for _ in range(2 * LAYERS)]
+    paged = [torch.randn(KV_HEADS, count, PAGE_ROWS, HEAD_DIM) for _ in range(2 * LAYERS)]
+    rooms = itertools.cycle([torch.empty_like(paged[0]) for _ in "kv"])  # used again and again
 
     def gathered(part: torch.Tensor) -> torch.Tensor:
-        return part[order].transpose(0, 1).reshape(1, KV_HEADS, context, HEAD_DIM)
+        return torch.index_select(part, 1, order, out=next(rooms)).view(1, KV_HEADS, context, HEAD_DIM)
 
     def timed(get: Any, parts: list[torch.Tensor]) -> float:
         started = time.process_time()
@@ -137,7 +139,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "repeats": options.repeats,
         "seed": options.seed,
         "buffers": {
-            kind: {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+            kind: {name: round(statistics.median(run[name] for run in runs), 3) for name in runs[0]}
             for kind, runs in found.items()
         },
         "pages": [pages(context, 10 * options.repeats) for context in CONTEXTS],
