@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 
-from aparte.cli.setup import Setup, connect, load_models
-from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
+from aparte.cli.setup import connect, load_models
+from aparte.config import DEFAULT_MODEL, Decoding, Sampling, Stopping
+from aparte.connection import Connection
 from aparte.measure.prompts import PROMPTS
 from aparte.speculate.calibration import PRIORS, Calibration, Counts
 from aparte.speculate.drafter import make_drafter
@@ -37,9 +38,9 @@ RTT_MS = 80.0
 
 def main() -> None:
     totals: Counts = defaultdict(lambda: (0.0, 0.0))
-    setup = Setup(DEFAULT_MODEL, Cut(), Compute(), rtt_ms=RTT_MS)
-    with connect(setup) as writer:
-        models = load_models(DECODING, setup, writer)
+    connection = Connection(DEFAULT_MODEL, rtt_ms=RTT_MS)
+    with connect(connection) as writer:
+        models = load_models(DECODING, connection, writer)
         for number, prompt in enumerate((*PROMPTS, *MORE), start=1):
             print(f"{number}/{len(PROMPTS) + len(MORE)}")
             writer.forget()

@@ -228,13 +228,11 @@ class Watch(threading.Thread):
         self._every_s = every_s
         self._over = threading.Event()
         self.resident: list[int] = []
-        self.most_kv = 0
 
     def run(self) -> None:
         while not self._over.wait(self._every_s) and self._cloud.is_alive:
             with contextlib.suppress(OSError):
                 self.resident.append(resident_bytes(self._cloud.pid))
-                self.most_kv = max(self.most_kv, self._cloud.status()["memory"]["kv_bytes"])
 
     def finish(self) -> None:
         self._over.set()
@@ -287,7 +285,10 @@ def measure(options: argparse.Namespace, cloud: Cloud) -> dict[str, Any]:
     watch.finish()
     writer.target.close()
     deadline = time.monotonic() + 30
-    while (after := cloud.status())["sessions"]["connected"] and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        after = cloud.status()
+        if not after["sessions"]["connected"] and not after["memory"]["kv_bytes"]:
+            break
         time.sleep(0.1)
     settled = watch.resident[len(watch.resident) // 5 :] or [0]
     return {
@@ -305,7 +306,7 @@ def measure(options: argparse.Namespace, cloud: Cloud) -> dict[str, Any]:
         "sessions_left": after["sessions"]["connected"] + after["sessions"]["parked"],
         "kv_bytes": {
             "budget": after["memory"]["kv_budget_bytes"],
-            "most": watch.most_kv,
+            "most": after["memory"]["kv_peak_bytes"],
             "after": after["memory"]["kv_bytes"],
         },
         "resident_mb": {

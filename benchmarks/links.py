@@ -13,8 +13,9 @@ import argparse
 import json
 
 from aparte.answer import Answer, Writer
-from aparte.cli.setup import Setup, connect, load_models
-from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
+from aparte.cli.setup import connect, load_models
+from aparte.config import DEFAULT_MODEL, Decoding, Sampling, Stopping
+from aparte.connection import Connection
 from aparte.measure.prompts import digest
 from aparte.speculate.drafter import make_drafter
 
@@ -40,11 +41,11 @@ MODES = ("sequential", "auto")
 def measure() -> list[dict[str, object]]:
     rows = []
     for rtt in RTT_MS:
-        setup = Setup(DEFAULT_MODEL, Cut(), Compute(), rtt_ms=rtt, mbps=MBPS)
-        with connect(setup, quiet=True) as writer:
+        connection = Connection(DEFAULT_MODEL, rtt_ms=rtt, mbps=MBPS)
+        with connect(connection, quiet=True) as writer:
             for name, text in PROMPTS.items():
                 prompt = writer.codec.encode_chat([{"role": "user", "content": text}])
-                answers = {mode: write(writer, setup, prompt, Decoding(mode)) for mode in MODES}
+                answers = {mode: write(writer, connection, prompt, Decoding(mode)) for mode in MODES}
                 rows.append(
                     {
                         "prompt": name,
@@ -66,12 +67,12 @@ def measure() -> list[dict[str, object]]:
     return rows
 
 
-def write(writer: Writer, setup: Setup, prompt: list[int], decoding: Decoding) -> Answer:
+def write(writer: Writer, connection: Connection, prompt: list[int], decoding: Decoding) -> Answer:
     """One greedy answer that pays for its own prompt and starts with nothing learned."""
     writer.forget()
     return writer.complete(
         prompt,
-        make_drafter(decoding, models=load_models(decoding, setup, writer, quiet=True)),
+        make_drafter(decoding, models=load_models(decoding, connection, writer, quiet=True)),
         sampling=Sampling(),
         decoding=decoding,
         stopping=Stopping(max_new_tokens=NEW_TOKENS),

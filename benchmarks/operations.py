@@ -38,6 +38,7 @@ MEASUREMENTS: dict[str, list[str]] = {
     "fuzz": ["benchmarks/fuzz.py"],
     "jitter": ["benchmarks/jitter.py"],
     "soak": ["benchmarks/soak.py"],
+    "slab": ["benchmarks/slab.py"],
 }
 
 
@@ -67,7 +68,7 @@ def write_page(page: Path = PAGE, results: Path = RESULTS) -> None:
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    parts = [section(found) for section in (_load, _loopback, _trials, _soak, _origins)]
+    parts = [section(found) for section in (_load, _loopback, _trials, _soak, _slab, _origins)]
     page.write_text(
         f"{before}{BEGIN}\n\n" + "\n".join(part for part in parts if part) + f"\n{END}{after}",
         encoding="utf-8",
@@ -164,6 +165,43 @@ def _soak(found: dict[str, Any]) -> str:
         f"many sessions: after the first tenth its memory grew by {result['growth']:+.2%} and strayed "
         f"by {result['spread']:.2%}.\n\n"
         + table(columns, [["MB", *(f"{size:.0f}" for size in memory["by_tenth"])]])
+    )
+
+
+def _slab(found: dict[str, Any]) -> str:
+    if "slab" not in found:
+        return ""
+    result = found["slab"]["result"]
+    columns = [
+        *("buffers", "processor time per session", "page faults per session", "resident, most"),
+        *("all ended", "tidied up"),
+    ]
+    rows = [
+        [
+            {"slab": "handed on", "mapped": "mapped each time", "heap": "from the C library"}[kind],
+            f"{run['ms_per_session']:.1f} ms",
+            f"{run['faults_per_session']:.0f}",
+            *(f"{run[f'resident_{name}_mb']:.0f} MB" for name in ("most", "all_ended", "trimmed")),
+        ]
+        for kind, run in result["buffers"].items()
+    ]
+    pages = [
+        [
+            f"{row['context']}",
+            f"{row['side_by_side_ms']:.2f} ms",
+            f"{row['pages_ms']:.2f} ms",
+            f"{row['pages_ms'] / row['side_by_side_ms']:.1f}x",
+        ]
+        for row in result["pages"]
+    ]
+    return (
+        f"[Memory for sessions](architecture.md#memory): {result['sessions']} sessions of mixed lengths, "
+        f"{result['alive']} at a time, that only store rows in caches of the default model's middle; median "
+        f"of {result['repeats']} processes each, in turns.\n\n"
+        + table(columns, rows)
+        + "\nAttention of one node in its 26 layers, one thread, over rows that lie side by side and over "
+        "pages of 16 rows that are gathered first.\n\n"
+        + table(["rows", "side by side", "pages", "ratio"], pages)
     )
 
 

@@ -7,6 +7,11 @@ from typing import Any
 SHAPES = (
     ("spade", "trees of `d` nodes, which greedy text gets by default"),
     ("spade-chain", "chains of `d` tokens"),
+    ("spade-int8", "trees of `d` nodes, both sides with `--dtype int8`, against the cloud alone with it"),
+    (
+        "spade-drawn",
+        "drawn trees of `d` nodes, rejection sampling at temperature 0.8, against the same alone",
+    ),
 )
 RTTS = ("0", "20", "80", "150")
 SCORES = ("bleu1", "bleu4", "rouge1", "rougeL")
@@ -30,6 +35,13 @@ def spade_section(found: dict[str, Any]) -> str:
         "are CNN/DailyMail; ours are the 80 of Spec-Bench that come from it, those among the questions drawn.\n",
         _table(first, paper[SPEC], shapes),
     ]
+    ahead = [(result["pipelined"], label) for result, label in shapes if "pipelined" in result]
+    if ahead:
+        parts.append(
+            "Drafting on while a block is being verified, against one block at a time. Device and cloud count as "
+            "computing at the same time; blocks by answer, those sent for nothing in the cloud's time:\n"
+        )
+        parts.append(_pipelined(ahead))
     summaries = [(result["summarization"], label) for result, label in shapes if "summarization" in result]
     if summaries and any("bleu1" in result["cloud_only"] for result, _ in summaries):
         parts.append("Summaries, scored against their references:\n")
@@ -61,21 +73,50 @@ def _table(first: dict[str, Any], paper: dict[str, Any], shapes: list[tuple[dict
         rows.append(["edge only", "0", "", "0", _speeds(first["edge_only"]), "", "", "", ""])
     for result, label in shapes:
         rows.append([f"*{label}*", *[""] * 8])
-        rows += [
-            [
-                f"d = {row['d']}",
-                _calls(row),
-                f"{row['call_reduction']:.1%}",
-                f"{row['cloud_time_ratio']:.2f}",
-                _speeds(row),
-                f"{row['tokens_per_call']:.2f}",
-                f"{row['acceptance']:.1%}",
-                f"{row['bytes_up_per_token'] + row['bytes_down_per_token']:,.0f}",
-                _yes(row["identical"]),
-            ]
-            for row in result["sweep"]
-        ]
+        rows += [_row(f"d = {row['d']}", row) for row in result["sweep"]]
+        if "automatic" in result:
+            row = result["automatic"]
+            rows.append(_row(f"auto, {row['drafted_per_call']:.1f} nodes on average", row))
+        rows += [_row(f"d = {row['d']}, drafter on the cloud", row) for row in result.get("colocated", ())]
     return _markdown([*columns, "identical"], rows)
+
+
+def _row(label: str, row: dict[str, Any]) -> list[str]:
+    # With the drafter on the cloud only the text crosses, four bytes for a token.
+    size = row["bytes_up_per_token"] + row["bytes_down_per_token"] if "bytes_up_per_token" in row else 4
+    return [
+        label,
+        _calls(row),
+        f"{row['call_reduction']:.1%}",
+        f"{row['cloud_time_ratio']:.2f}",
+        _speeds(row),
+        f"{row['tokens_per_call']:.2f}",
+        f"{row['acceptance']:.1%}",
+        f"{size:,.0f}",
+        _yes(row["identical"]),
+    ]
+
+
+def _pipelined(shapes: list[tuple[list[dict[str, Any]], str]]) -> str:
+    columns = ["", "tok/s, one at a time", "tok/s, pipelined", "kept", "stale", "cloud time, one at a time"]
+    rows = []
+    for measured, label in shapes:
+        rows.append([f"*{label}*", *[""] * 7])
+        for row in measured:
+            one, ahead = row["one_at_a_time"], row["pipelined"]
+            rows.append(
+                [
+                    f"{row['rtt_ms']} ms",
+                    f"{one['tok_s']:.1f}",
+                    f"{ahead['tok_s']:.1f}",
+                    f"{ahead['kept_per_answer']:.1f}",
+                    f"{ahead['stale_per_answer']:.1f}",
+                    f"{one['cloud_time_ratio']:.2f}",
+                    f"{ahead['cloud_time_ratio']:.2f}",
+                    _yes(row["identical"]),
+                ]
+            )
+    return _markdown([*columns, "cloud time, pipelined", "identical"], rows)
 
 
 def _scores(summaries: list[tuple[dict[str, Any], str]], paper: dict[str, Any]) -> str:

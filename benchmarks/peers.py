@@ -32,7 +32,8 @@ from links import PROMPTS
 from aparte.answer import Writer
 from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Drafting, Sampling, Stopping
 from aparte.device import open_local_writer, open_writer
-from aparte.drafts import DraftPlan, DraftShelf
+from aparte.drafting import DraftPlan
+from aparte.drafts import DraftShelf
 from aparte.measure.prompts import digest
 from aparte.measure.verify import load_unsplit
 from aparte.model.parts import Blueprint

@@ -15,8 +15,9 @@ import platform
 from pathlib import Path
 
 from aparte.answer import Answer, Writer
-from aparte.cli.setup import Setup, connect, load_models
-from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
+from aparte.cli.setup import connect, load_models
+from aparte.config import DEFAULT_MODEL, Decoding, Sampling, Stopping
+from aparte.connection import Connection
 from aparte.measure.verify import Reference
 from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
@@ -36,9 +37,9 @@ NEW_TOKENS = 96
 
 def measure() -> str:
     """Run everything and return the block for the README."""
-    setup = Setup(DEFAULT_MODEL, Cut(), Compute(), rtt_ms=RTT_MS)
+    connection = Connection(DEFAULT_MODEL, rtt_ms=RTT_MS)
     answers: dict[tuple[str, str], Answer] = {}
-    with connect(setup) as writer:
+    with connect(connection) as writer:
         encoded = {
             name: writer.codec.encode_chat([{"role": "user", "content": text}])
             for name, text in PROMPTS.items()
@@ -46,8 +47,8 @@ def measure() -> str:
         for name, tokens in encoded.items():
             for mode in MODES:
                 print(f"{name}, {mode} ...")
-                answers[name, mode] = write(writer, setup, tokens, Decoding(decode=mode))
-        reference = Reference(Blueprint.open(resolve(DEFAULT_MODEL), setup.compute), writer.codec.eos)
+                answers[name, mode] = write(writer, connection, tokens, Decoding(decode=mode))
+        reference = Reference(Blueprint.open(resolve(DEFAULT_MODEL), connection.compute), writer.codec.eos)
         unsplit = {name: reference.write(tokens, NEW_TOKENS).tokens for name, tokens in encoded.items()}
     rows = [
         row(name, mode, answers[name, mode], answers[name, "sequential"], unsplit[name])
@@ -61,9 +62,10 @@ def measure() -> str:
     )
     return "\n".join(
         [
-            f"Model `{DEFAULT_MODEL}`, cut {setup.cut}, packed half-precision weights, float16 on the wire, "
-            f"greedy, {NEW_TOKENS} tokens, {RTT_MS:g} ms emulated round trip. Device, cloud and link shared "
-            f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()}).",
+            f"Model `{DEFAULT_MODEL}`, cut {connection.cut}, packed half-precision weights, "
+            f"float16 on the wire, greedy, {NEW_TOKENS} tokens, {RTT_MS:g} ms emulated round trip. "
+            f"Device, cloud and link shared {os.cpu_count()} cores "
+            f"({platform.machine()}, Python {platform.python_version()}).",
             "",
             "| prompt | decoding | MAT | tok/s | to sequential | bytes per token, up / down | identical |",
             "|---|---|---|---|---|---|---|",
@@ -76,12 +78,12 @@ def measure() -> str:
     )
 
 
-def write(writer: Writer, setup: Setup, tokens: list[int], decoding: Decoding) -> Answer:
+def write(writer: Writer, connection: Connection, tokens: list[int], decoding: Decoding) -> Answer:
     """One greedy answer that pays for its own prompt."""
     writer.forget()
     return writer.complete(
         tokens,
-        make_drafter(decoding, models=load_models(decoding, setup, writer, quiet=True)),
+        make_drafter(decoding, models=load_models(decoding, connection, writer, quiet=True)),
         sampling=Sampling(),
         decoding=decoding,
         stopping=Stopping(max_new_tokens=NEW_TOKENS),

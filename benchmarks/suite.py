@@ -72,6 +72,12 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
         12,
     ),
 }
+for name, more in {
+    "spade-int8": ["--dtype", "int8"],
+    "spade-drawn": ["--temperature", "0.8", "--accept", "rejection"],
+}.items():
+    arguments = ["bench", "spade", "smollm2-135m", "--max-new-tokens", "96", "--in-flight", "1"]
+    MEASUREMENTS[name] = ([*arguments, "--d", "2,4,8,16,auto", *more], 12)
 #: Measurements that have a script of their own in this folder.
 SCRIPTS = ("links", "peers")
 

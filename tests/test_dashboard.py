@@ -35,7 +35,7 @@ def names(query: str) -> set[str]:
 def told() -> dict[str, set[str]]:
     """Labels by metric, as a server tells them."""
     about = {"version": "0", "model": "x", "cut": "2,2", "dtype": "float32"}
-    telemetry = Telemetry(about, lambda: Level(0, 0, 1, 0, 0, 1, 0))
+    telemetry = Telemetry(about, lambda: Level(0, 0, 1, 0, 0, 0, 0, 1, 0))
     found: dict[str, set[str]] = {}
     for line in telemetry.render().decode().splitlines():
         if match := re.match(r"(\w+)(?:{(.*)})? ", line):

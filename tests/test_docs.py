@@ -6,6 +6,7 @@ Lines of ``console`` blocks that begin with ``$ aparte`` are parsed by the real 
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
@@ -18,6 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from aparte import Aparte, Options
 from aparte.answer import Answer
 from aparte.cli.app import app
 from aparte.decode import StepRecord
@@ -220,6 +222,25 @@ class TestReference:
             )
         )
         assert listed == set(StepRecord(1, 0, 1, 0.0, 0.0, Timing()).to_json())
+
+    def test_settings_of_the_library(self) -> None:
+        """Those of ``aparte generate``, and each of them is listed."""
+        rows = table(section("docs/api.md", "### Settings of `Aparte.connect` { #settings-of-connect }"))
+        listed = set().union(*(codes(row[0]) for row in rows))
+        assert listed == set(inspect.signature(Aparte.connect).parameters)
+        generate = dict(all_commands())["aparte generate"]
+        renamed = {
+            "token_file": "token", "tls_ca": "ca_file", "pin": "pins", "rtt": "rtt_ms",
+            **{name: f"{name}_s" for name in ("connect_timeout", "step_timeout", "answer_timeout")},
+        }  # fmt: skip
+        of_an_answer = {*vars(Options()), "prompt", "raw", "system", "marks", "json"}
+        given = {renamed.get(parameter.name, parameter.name) for parameter in generate.params}
+        assert given - of_an_answer == listed - {"sessions", "progress", "notice"}
+        settings = inspect.signature(Aparte.connect).parameters
+        for parameter in generate.params:
+            if parameter.name in settings and not parameter.required and parameter.name != "draft_length":
+                default = settings[parameter.name].default
+                assert str(default) == str(parameter.default) or (default, parameter.default) == ((), None)
 
     def test_fields_of_verify(self) -> None:
         text = section("docs/cli.md", "## `aparte verify`").split("| field |")[1]

@@ -24,6 +24,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 
 from aparte.cli.gateway import KEY_VARIABLE
 from aparte.config import DEFAULT_MODEL
@@ -148,7 +149,20 @@ def surroundings(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def here(surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch) -> Surroundings:
+def as_a_new_process() -> Iterator[None]:
+    """Gradients as a command finds them when it starts; the other tests here do without."""
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    yield
+    torch.set_grad_enabled(before)
+
+
+@pytest.fixture
+def here(
+    surroundings: Surroundings,
+    monkeypatch: pytest.MonkeyPatch,
+    as_a_new_process: None,
+) -> Surroundings:
     """In the folder with the files that the documentation names, and without anybody's own settings."""
     monkeypatch.chdir(surroundings.folder)
     monkeypatch.setenv("APARTE_CACHE", str(surroundings.folder / "cache"))
@@ -239,8 +253,13 @@ class TestEveryCommand:
 #: How a slow command is cut down to what fits a test; the meaning stays.
 SHORTER = {
     "--limit": "1", "--clients": "1,2", "--seconds": "1", "--emulate": "5,20x100", "--project": "40x50",
-    "--nodes": "1,4", "--context": "64", "--tokens": "400", "--steps": "3", "--links": "5x100,20x100",
+    "--nodes": "1,4", "--context": "64", "--tokens": "1000", "--steps": "3", "--links": "5x100,20x100",
     "--cut": "2,2", "--cuts": "2,2", "--rtt": "5",
+}  # fmt: skip
+#: And where it is not given, because the default would take as long.
+GIVEN = {
+    "--max-new-tokens": FEW_TOKENS, "--attacks": "vocabulary,uniform", "--repeats": "1", "--limit": "1",
+    "--clients": "1,2", "--seconds": "1", "--tokens": "1000", "--steps": "3",
 }  # fmt: skip
 
 
@@ -253,7 +272,12 @@ class TestSlowCommands:
         here: Surroundings,
         llama_folder: Path,
         monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
     ) -> None:
+        # In a folder of its own: what another command left there would be gone on with, or refused.
+        for file in filter(Path.is_file, here.folder.iterdir()):
+            shutil.copy(file, tmp_path)
+        monkeypatch.chdir(tmp_path)
         own_model = command.name in ("demo", "models")
         if own_model:  # kept where it is always kept
             monkeypatch.delenv("APARTE_CACHE")
@@ -264,14 +288,10 @@ class TestSlowCommands:
         words = replaced([here.address(word, "draft" in words) for word in words], {"--max-new-tokens": "6"})
         for word in ("spec_bench.jsonl", "letters.txt"):
             if word in words:
-                _sample(here.folder / word)
+                _sample(tmp_path / word)
         _, click_command, _ = resolve(tuple(words))
         names = {option for parameter in click_command.params for option in parameter.opts}
-        for option, value in (
-            ("--max-new-tokens", FEW_TOKENS),
-            ("--attacks", "vocabulary,uniform"),
-            ("--repeats", "1"),
-        ):
+        for option, value in GIVEN.items():
             if option in names and option not in words:
                 words += [option, value]
         run(words)
@@ -279,7 +299,9 @@ class TestSlowCommands:
 
 def _sample(file: Path) -> None:
     if file.suffix == ".txt":
-        file.write_text("The letter came on a grey morning and nobody opened it.\n" * 40, encoding="utf-8")
+        colours = ("grey", "blue", "white", "red", "green")
+        lines = (f"Letter {n} came on a {colours[n % 5]} morning and nobody opened it.\n" for n in range(160))
+        file.write_text("".join(lines), encoding="utf-8")
         return
     turns = ["Why is the sky over the sea of another colour?", "And then?"]
     kinds = ("writing", "summarization", "qa", "math_reasoning", "translation", "rag")

@@ -14,6 +14,7 @@ import fuzz
 import jitter
 import operations
 import pytest
+import slab
 import soak
 
 from running import running_server
@@ -47,6 +48,16 @@ def run(script: str, *options: object) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def test_buffers_that_are_handed_on_and_pages() -> None:
+    """A few sessions of what ``benchmarks/slab.py`` does for 400."""
+    options = Namespace(sessions=6, alive=2, seed=1)
+    kept, freed = (slab.sessions(kind, options) for kind in ("slab", "mapped"))
+    assert kept["peak_mb"] >= freed["peak_mb"] > 0
+    found = slab.pages(64, 1)
+    assert found["side_by_side_ms"] > 0
+    assert found["pages_ms"] > 0
 
 
 @pytest.mark.slow
@@ -169,6 +180,22 @@ RESULTS: dict[str, dict[str, Any]] = {
         "spread": 0.005,
         "resident_mb": {"by_tenth": [500.0, 501.0]},
     },
+    "slab": {
+        "sessions": 400,
+        "alive": 16,
+        "repeats": 3,
+        "buffers": {
+            kind: {
+                "ms_per_session": ms,
+                "faults_per_session": 10.0,
+                "resident_most_mb": 700.0,
+                "resident_all_ended_mb": 690.0,
+                "resident_trimmed_mb": 3.0,
+            }
+            for kind, ms in (("slab", 12.5), ("mapped", 25.0))
+        },
+        "pages": [{"context": 256, "side_by_side_ms": 1.5, "pages_ms": 3.0}],
+    },
 }
 
 
@@ -190,6 +217,8 @@ def test_tables_go_between_their_marks(tmp_path: Path) -> None:
         "100,000",
         "44 of 44",
         "+0.10%",
+        "| handed on | 12.5 ms | 10 | 700 MB | 690 MB | 3 MB |",
+        "| 256 | 1.50 ms | 3.00 ms | 2.0x |",
     ):
         assert told in text
     operations.write_page(page, tmp_path)

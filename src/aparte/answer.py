@@ -9,11 +9,12 @@ from typing import Any
 
 from aparte.config import Decoding, Sampling, Stopping
 from aparte.decode import FinishReason, Job, PrefillProgress, StepRecord, decode
-from aparte.measure.decomposition import Bandwidth, decompose_all, fitted_bandwidth
+from aparte.measure.decomposition import Bandwidth, Parts, decompose_all, fitted_bandwidth
 from aparte.recovery import Recovery
 from aparte.session import Session
 from aparte.speculate.ahead import SendAhead
 from aparte.speculate.budget import NodeBudget
+from aparte.speculate.cloud_budget import CloudBudget
 from aparte.speculate.drafter import Drafter
 from aparte.target.base import Target
 from aparte.text.stream import Detokenizer, StopMatcher
@@ -92,15 +93,22 @@ class Answer:
         first = self.steps[0].timing
         return (self.bytes_up - first.bytes_up) / tokens, (self.bytes_down - first.bytes_down) / tokens
 
-    def parts(self) -> dict[str, float | None]:
-        """Where the time of all steps went, ms (:mod:`aparte.measure.decomposition`).
+    @property
+    def link(self) -> Bandwidth:
+        """The bandwidth that transfer goes by: known, or fitted to the steps, or unknown; transfer is then
+        part of the latency."""
+        return self.bandwidth or fitted_bandwidth(self.steps)
 
-        ``mbps`` is the bandwidth that transfer goes by: known, or fitted to the steps, or None; transfer is
-        then part of the latency.
-        """
-        bandwidth = self.bandwidth or fitted_bandwidth(self.steps)
-        mbps = bandwidth.mbps_up and round(bandwidth.mbps_up, 3)
-        return {**decompose_all(self.steps, bandwidth).to_json(), "mbps": mbps}
+    def decomposition(self) -> Parts:
+        """Where ``elapsed_s`` went (:mod:`aparte.measure.decomposition`); what was done between two steps
+        is part of the rest."""
+        parts = decompose_all(self.steps, self.link)
+        return parts + Parts(rest_ms=self.elapsed_s * 1e3 - parts.total_ms)
+
+    def parts(self) -> dict[str, float | None]:
+        """The decomposition in ms, with the bandwidth ``mbps`` that transfer goes by, or None."""
+        mbps = self.link.mbps_up
+        return {**self.decomposition().to_json(), "mbps": mbps and round(mbps, 3)}
 
     def to_json(self) -> dict[str, Any]:
         """The fields of design section 8, and more."""
@@ -159,9 +167,10 @@ class Writer:
         self.session = Session()
         # What these learn of the link holds for the next answer too.
         self.budget = NodeBudget()
+        self.cloud_budget = CloudBudget()
+        self.ahead = SendAhead()
         #: Of the link, where it is known; answers tell by it what transfer took.
         self.bandwidth: Bandwidth | None = None
-        self._ahead = SendAhead()
 
     def forget(self) -> None:
         """Keep nothing of earlier answers: the next one sends its whole prompt."""
@@ -179,16 +188,17 @@ class Writer:
     ) -> tuple[Answer, Iterator[Piece]]:
         """The answer to come, and the pieces that fill it as they are consumed."""
         answer = Answer(decoding.decode, self._cut, len(prompt), self.target.name, bandwidth=self.bandwidth)
+        budget = self.cloud_budget if decoding.spares_cloud else self.budget
         job = Job(
             prompt=tuple(prompt),
             sampling=sampling,
             max_new_tokens=stopping.max_new_tokens,
             eos=self.codec.eos if stopping.eos is None else frozenset(stopping.eos),
             max_nodes=decoding.node_limit,
-            budget=self.budget if decoding.automatic else None,
+            budget=budget if decoding.automatic else None,
             prefill_chunk=self._prefill_chunk,
             in_flight=decoding.flight_limit,
-            ahead=self._ahead if decoding.in_flight is None else None,
+            ahead=self.ahead if decoding.in_flight is None else None,
             clock=self._clock,
             recovery=self._recovery,
         )

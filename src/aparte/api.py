@@ -4,77 +4,35 @@
 >>> with Aparte.connect("smollm2-135m", cloud="ws://127.0.0.1:7600") as model:
 ...     print(model.generate("Why is the sky blue?").text)
 
-The text stays in this process; what the cloud learns in which mode is the same as for the commands.
+The text stays in this process; what the cloud learns in which mode is the same as for the commands, which
+write through here.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, get_args
+from typing import Any
 
 from aparte.answer import Answer
-from aparte.config import (
-    DEFAULT_MODEL,
-    TARGETS,
-    Compute,
-    Cut,
-    LinkSettings,
-    WireName,
-    one_of,
-)
-from aparte.device import open_draft_writer, open_local_writer, open_writer
-from aparte.drafts import DraftPlan, DraftShelf, plan_drafts
-from aparte.errors import UserError
-from aparte.grammar import Grammars
+from aparte.config import DEFAULT_MODEL, TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings
+from aparte.connection import Connection
+from aparte.decode import PrefillProgress
+from aparte.drafting import DraftPlan, plan_drafts
+from aparte.hidden import Prompt, Restoring, hide_options, hide_prompt
 from aparte.live import LiveAnswer, Reading
-from aparte.model.needed import needed_by_device, needed_to_draft
 from aparte.model.parts import Blueprint, Progress
-from aparte.model.registry import resolve
-from aparte.model.turns import TurnTaking
 from aparte.options import Options
-from aparte.pool import Part, Pool, Seat
-from aparte.privacy.guard import protect
+from aparte.pool import Part, Pool
+from aparte.privacy.guard import draw_cut
 from aparte.privacy.protection import Protection
-from aparte.privatize.ends import PrivateEnds
-from aparte.privatize.use import adopt, hide
+from aparte.privacy.pseudonyms import Pseudonyms
+from aparte.privacy.replacing import Replacing, read_replacing
+from aparte.sessions import Sessions
+from aparte.side import DeviceSide
 from aparte.talk import Chat, Stream, merged
-from aparte.target.split import SplitTarget
-from aparte.text.tokenizer import Codec, Message
-from aparte.wire.record import Recorder
-
-#: Text (a single question), a conversation, or token ids.
-Prompt = str | Sequence[Message] | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Connection:
-    """Which model, where its middle (or, in draft mode, all of it) is, and how to reach it."""
-
-    model: str = DEFAULT_MODEL
-    cut: Cut = field(default_factory=Cut)
-    target: str = TARGETS[0]
-    #: Where the first one is away, the next is asked.
-    clouds: tuple[str, ...] = ()
-    compute: Compute = field(default_factory=Compute)
-    wire: WireName = "auto"
-    token: str | None = None
-    ca_file: Path | None = None
-    link: LinkSettings = field(default_factory=LinkSettings)
-    protection: Protection = field(default_factory=Protection)
-    pins: tuple[str, ...] = ()
-    #: A new file for every frame that is sent or received.
-    record: Path | None = None
-
-    def __post_init__(self) -> None:
-        one_of(self.target, TARGETS, "target")
-        one_of(self.wire, get_args(WireName), "wire format")
-        if self.target == "local" and self.clouds:
-            raise UserError("--target local runs the whole model on this machine. Leave the cloud out.")
-        if self.target == "local" and self.record is not None:
-            raise UserError("A recording keeps what a cloud sees, and target local has none. Leave one out.")
+from aparte.text.tokenizer import Codec
 
 
 class Aparte:
@@ -91,47 +49,16 @@ class Aparte:
         plan: DraftPlan,
         *,
         sessions: int = 4,
+        pseudonyms: Replacing | None = None,
         progress: Progress | None = None,
         notice: Callable[[str], None] | None = None,
     ) -> None:
         """Connects once, so that mistakes show here. ``notice`` is told what the user should know."""
         self.connection = connection
-        self._plan = plan
-        self._progress = progress
-        self._notice = notice
-        remote = bool(connection.clouds)
-        folder = resolve(connection.model, wanted=self._wanted() if remote else None, progress=progress)
-        weightless = connection.target == "draft" and remote
-        self._blueprint = Blueprint.open(folder, connection.compute, weightless=weightless)
-        #: The private ends of this device, if it has any.
-        self.ends: PrivateEnds | None = None
-        if connection.protection.ends is not None:
-            self.ends = adopt(self._blueprint, connection.cut, connection.protection.ends)
-        self._codec = Codec(folder)
-        self._shelf = DraftShelf(
-            plan,
-            self._blueprint,
-            connection.model,
-            connection.cut,
-            connection.target,
-            self._codec,
-            connection.compute,
-            progress,
-            notice,
-        )
-        self._first: SplitTarget | None = None
-        # Without a cloud the model's parts are in this process, for one conversation at a time.
-        self._pool = Pool(self._open_seat, sessions if remote else min(sessions, 1))
-        self._grammars: Grammars | None = None
-        self._recorder = Recorder(connection.record) if connection.record else None
-        try:
-            seat = self._pool.acquire(()).result()
-        except BaseException:
-            self.close()
-            raise
+        self._replacing = pseudonyms
+        self._sessions = Sessions(connection, plan, sessions, progress, notice)
         #: Most tokens of prompt and answer together.
-        self.max_context = seat.writer.target.max_context
-        self._pool.release(seat)
+        self.max_context = self._sessions.max_context
 
     @classmethod
     def connect(
@@ -141,33 +68,68 @@ class Aparte:
         cloud: str | Sequence[str] = (),
         target: str = TARGETS[0],
         cut: str | Cut = Cut(),
-        decode: str = "auto",
-        draft: str | None = None,
-        draft_length: int | None = None,
+        decode: str = Decoding.decode,
+        draft: str | None = Decoding.draft,
+        draft_length: int | None = Drafting.length,
+        accept: str = Drafting.accept,
+        return_states: bool = Drafting.return_states,
+        draft_top: int = Drafting.top,
+        draft_for: str = Drafting.goal,
+        ngram: int = Decoding.ngram,
+        max_nodes: int | None = Decoding.max_nodes,
+        in_flight: int | None = Decoding.in_flight,
+        remember: bool = False,
+        rtt_ms: float | None = None,
+        mbps: float | None = None,
+        wire: str = "auto",
+        defence: str = Protection.defence,
+        constant_shape: str | None = None,
+        private_ends: Path | None = None,
+        pseudonyms: Path | Replacing | None = None,
+        spacy_model: str | None = None,
         dtype: str = Compute.dtype,
         device: str = Compute.device,
         kv: str = Compute.kv,
         batch_invariant: bool = Compute.batch_invariant,
-        wire: str = "auto",
         token: str | None = None,
         ca_file: Path | None = None,
         pins: Sequence[str] = (),
+        failover: str = LinkSettings.failover,
         connect_timeout_s: float = LinkSettings.connect_timeout_s,
         step_timeout_s: float = LinkSettings.step_timeout_s,
         answer_timeout_s: float | None = LinkSettings.answer_timeout_s,
-        failover: str = LinkSettings.failover,
-        private_ends: Path | None = None,
-        sessions: int = 4,
+        retries: int = LinkSettings.retries,
         record: Path | None = None,
+        sessions: int = 4,
         progress: Progress | None = None,
         notice: Callable[[str], None] | None = None,
     ) -> Aparte:
         """Load the device's part of ``model`` and reach the rest.
 
-        The names are those of ``aparte generate``. Of several clouds the first that can be reached is used.
-        ``record`` is a new file that keeps every frame sent and received (:mod:`aparte.wire.record`).
+        The names are those of ``aparte generate``, with units. Of several clouds the first that can be
+        reached is used. ``record`` is a new file that keeps every frame sent and received
+        (:mod:`aparte.wire.record`). ``progress`` is told what is being loaded, ``notice``, in sentences, what
+        the user should know. Raises :class:`~aparte.errors.UserError` for settings that do not go together.
         """
-        where = cut if isinstance(cut, Cut) else Cut.parse(cut)
+        hosted = cut if isinstance(cut, Cut) else Cut.parse(cut)
+        protection = Protection.parse(target, defence, constant_shape, private_ends)
+        where = hosted if defence == Protection.defence else draw_cut(defence, hosted)
+        plan = plan_drafts(
+            model,
+            where,
+            target,
+            decode=decode,
+            draft=draft,
+            draft_length=draft_length,
+            accept=accept,
+            return_states=return_states,
+            draft_top=draft_top,
+            draft_for=draft_for,
+            ngram=ngram,
+            max_nodes=max_nodes,
+            in_flight=in_flight,
+            remember=remember,
+        )
         connection = Connection(
             model,
             where,
@@ -177,33 +139,54 @@ class Aparte:
             wire,  # type: ignore[arg-type]
             token,
             ca_file,
-            LinkSettings(connect_timeout_s, step_timeout_s, answer_timeout_s, failover=failover),
-            Protection.parse(target, Protection.defence, None, private_ends),
-            pins=tuple(pins),
-            record=record,
+            LinkSettings(
+                connect_timeout_s, step_timeout_s, answer_timeout_s, retries=retries, failover=failover
+            ),
+            protection,
+            tuple(pins),
+            record,
+            rtt_ms,
+            mbps,
+            None if defence == Protection.defence else hosted,
         )
-        plan = plan_drafts(model, where, target, decode=decode, draft=draft, draft_length=draft_length)
-        return cls(connection, plan, sessions=sessions, progress=progress, notice=notice)
+        return cls(
+            connection,
+            plan.within(protection),
+            sessions=sessions,
+            pseudonyms=_replaced(pseudonyms, spacy_model, notice),
+            progress=progress,
+            notice=notice,
+        )
 
     @property
     def codec(self) -> Codec:
         """The model's tokenizer and chat template."""
-        return self._codec
+        return self.side.codec
 
     @property
     def blueprint(self) -> Blueprint:
         """The model's configuration."""
-        return self._blueprint
+        return self.side.blueprint
+
+    @property
+    def side(self) -> DeviceSide:
+        """What is loaded on this device."""
+        return self._sessions.side
+
+    @property
+    def plan(self) -> DraftPlan:
+        """What drafts, and how much."""
+        return self._sessions.plan
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
-        return self._blueprint.vocab_size
+        return self.blueprint.vocab_size
 
     @property
     def pool(self) -> Pool:
         """The sessions at the cloud."""
-        return self._pool
+        return self._sessions.pool
 
     @property
     def front_layers(self) -> int | None:
@@ -214,13 +197,13 @@ class Aparte:
         """Token ids of a prompt. Text is a question for the chat template; with ``raw`` it is continued."""
         if isinstance(prompt, str):
             return (
-                self._codec.encode(prompt)
+                self.codec.encode(prompt)
                 if raw
-                else self._codec.encode_chat([{"role": "user", "content": prompt}])
+                else self.codec.encode_chat([{"role": "user", "content": prompt}])
             )
         if prompt and isinstance(prompt[0], int):
             return [int(token) for token in prompt]  # type: ignore[arg-type]
-        return self._codec.encode_chat(list(prompt))  # type: ignore[arg-type]
+        return self.codec.encode_chat(list(prompt))  # type: ignore[arg-type]
 
     def generate(self, prompt: Prompt, *, raw: bool = False, **options: Any) -> Answer:
         """The whole answer at once; ``options`` are fields of :class:`Options`."""
@@ -229,38 +212,89 @@ class Aparte:
                 pass
         return stream.answer
 
-    def stream(self, prompt: Prompt, *, raw: bool = False, **options: Any) -> Stream:
-        """The answer round trip by round trip."""
-        tokens = self.encode(prompt, raw=raw)
-        return Stream(self._pool, tokens, merged(Options(), options))
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        on_prefill: PrefillProgress | None = None,
+        **options: Any,
+    ) -> Stream:
+        """The answer round trip by round trip. ``on_prefill`` is told how much of a long prompt is read."""
+        names = self._conversation()
+        tokens, chosen = self._asked(prompt, raw, options, names)
+        return Stream(self.pool, tokens, chosen, names=names, on_prefill=on_prefill)
 
     def chat(self, system: str | None = None, **options: Any) -> Chat:
         """A conversation that remembers what was said."""
-        return Chat(self, system, merged(Options(), options))
+        return Chat(self, system, merged(Options(), options), self._conversation())
 
     async def agenerate(self, prompt: Prompt, *, raw: bool = False, **options: Any) -> Answer:
         """As :meth:`generate`, without holding up the event loop."""
-        async with self.live(self.encode(prompt, raw=raw), merged(Options(), options)) as live:
-            async for _ in live.events():
-                pass
+        names = self._conversation()
+        tokens, chosen = self._asked(prompt, raw, options, names)
+        restoring = Restoring(names, chosen)
+        async with self.live(tokens, chosen) as live:
+            async for event in live.events():
+                if not isinstance(event, Reading):
+                    restoring.take(event)
+        live.answer.text = restoring.text
         return live.answer
 
     async def astream(self, prompt: Prompt, *, raw: bool = False, **options: Any) -> AsyncIterator[Part]:
         """As :meth:`stream`, without holding up the event loop."""
-        async with self.live(self.encode(prompt, raw=raw), merged(Options(), options)) as live:
+        names = self._conversation()
+        tokens, chosen = self._asked(prompt, raw, options, names)
+        restoring = Restoring(names, chosen)
+        async with self.live(tokens, chosen) as live:
             async for event in live.events():
                 if not isinstance(event, Reading):
-                    yield event
+                    yield restoring.take(event)
 
     def live(self, tokens: Sequence[int], options: Options) -> LiveAnswer:
-        """The answer to a prompt of tokens with everything that happens, for a running event loop."""
-        return LiveAnswer(self._pool, tokens, options)
+        """The answer to a prompt of tokens with everything that happens, for a running event loop.
+
+        Nothing is replaced in it, and nothing restored.
+        """
+        return LiveAnswer(self.pool, tokens, options)
+
+    def redraft(
+        self,
+        *,
+        decode: str = Decoding.decode,
+        draft: str | None = Decoding.draft,
+        draft_length: int | None = Drafting.length,
+        draft_for: str = Drafting.goal,
+        ngram: int = Decoding.ngram,
+        max_nodes: int | None = Decoding.max_nodes,
+        in_flight: int | None = Decoding.in_flight,
+    ) -> None:
+        """Draft like this from now on, over the connections that there are; sessions begin anew.
+
+        Raises :class:`~aparte.errors.UserError` while an answer is written. The text stays the same.
+        """
+        former = self.plan.drafting
+        plan = plan_drafts(
+            self.connection.model,
+            self.connection.cut,
+            self.connection.target,
+            decode=decode,
+            draft=draft,
+            draft_length=draft_length,
+            accept=former.accept,
+            return_states=former.return_states,
+            draft_top=former.top,
+            draft_for=draft_for,
+            ngram=ngram,
+            max_nodes=max_nodes,
+            in_flight=in_flight,
+            remember=self.plan.remember,
+        )
+        self._sessions.redraft(plan.within(self.connection.protection))
 
     def close(self) -> None:
-        """End all sessions."""
-        self._pool.close()
-        if self._recorder is not None:
-            self._recorder.close()
+        """End all sessions, and keep what was learned if that is wanted."""
+        self._sessions.close()
 
     def __enter__(self) -> Aparte:
         return self
@@ -270,44 +304,25 @@ class Aparte:
     ) -> None:
         self.close()
 
-    def _open_seat(self) -> Seat:
-        connection, blueprint = self.connection, self._blueprint
-        reach: dict[str, Any] = {
-            "cloud": connection.clouds or None,
-            "wire": connection.wire,
-            "token": connection.token,
-            "ca_file": connection.ca_file,
-            "pins": connection.pins,
-            "settings": connection.link,
-            "progress": self._progress,
-            "notice": self._notice,
-            "record": self._recorder,
-        }
-        if connection.target == "local":
-            writer = open_local_writer(blueprint, connection.link, self._progress)
-        elif connection.target == "draft":
-            rejection = self._plan.drafting.accept == "rejection"
-            writer = open_draft_writer(blueprint, connection.model, rejection=rejection, **reach)
-        else:
-            parts = self._first.parts if self._first is not None else None
-            writer = open_writer(blueprint, connection.model, connection.cut, parts=parts, **reach)
-        if self._first is None and isinstance(writer.target, SplitTarget):
-            self._first = writer.target
-            parts = self._first.parts
-            parts.front, parts.back = TurnTaking(parts.front), TurnTaking(parts.back)
-        if self.ends is not None:
-            hide(writer.target, self.ends)
-        if connection.protection != Protection():
-            protect(writer.target, connection.protection, writer.codec)
-        self._progress = self._notice = None  # told once
-        if self._grammars is None:
-            self._grammars = Grammars(blueprint.checkpoint.folder, writer.target.vocab_size, self._codec.eos)
-        drafts = self._shelf.open(writer.target, writer.session)
-        return Seat(writer, self._plan, drafts, self._grammars)
+    def _conversation(self) -> Pseudonyms | None:
+        return None if self._replacing is None else self._replacing.conversation()
 
-    def _wanted(self) -> Any:
-        """What this device has to have of the model while the rest is at a cloud."""
-        if self.connection.target != "draft":
-            return needed_by_device(self.connection.cut)
-        layers = self._plan.drafting.layers
-        return needed_to_draft(self.connection.cut, self._plan.decoding.sources, layers)
+    def _asked(
+        self, prompt: Prompt, raw: bool, options: dict[str, Any], names: Pseudonyms | None
+    ) -> tuple[list[int], Options]:
+        """The prompt's tokens, and the options, as the model sees them."""
+        chosen = merged(Options(), options)
+        if names is not None:
+            prompt, chosen = hide_prompt(prompt, names.hide), hide_options(chosen, names.hide)
+        return self.encode(prompt, raw=raw), chosen
+
+
+def _replaced(
+    given: Path | Replacing | None, spacy_model: str | None, notice: Callable[[str], None] | None
+) -> Replacing | None:
+    if given is not None and not isinstance(given, str | Path):
+        return given
+    replacing = read_replacing(None if given is None else Path(given), spacy_model)
+    if replacing is not None and notice is not None:
+        notice(replacing.sentence)
+    return replacing

@@ -39,6 +39,8 @@ LONGEST_DRAFT = 64
 MAX_TOP = 256
 #: How the verifier of draft mode takes drafts where tokens are sampled.
 ACCEPTANCES = ("coupled", "rejection")
+#: What an automatic draft length in draft mode is good for: a fast answer, or little of the cloud's time.
+GOALS = ("speed", "cloud")
 #: What drafts in draft mode besides models and ``shallow:K``.
 DRAFTERS = ("bridge", "context", "recycling", "common")
 
@@ -190,6 +192,8 @@ class Decoding:
     draft: str | None = None
     #: Most steps to have under way at a time. None leaves it to the mode, which decides step by step.
     in_flight: int | None = None
+    #: Whether an automatic number of nodes is for the least time of the cloud, not for the fastest answer.
+    spares_cloud: bool = False
 
     @property
     def flight_limit(self) -> int:
@@ -258,9 +262,12 @@ class Drafting:
     #: Candidates that a draft names for each token. Where tokens are drawn for rejection sampling, their
     #: distribution goes along with the draft, eight bytes each.
     top: int = 8
+    #: What an automatic length is for, one of :data:`GOALS`.
+    goal: str = GOALS[0]
 
     def __post_init__(self) -> None:
         one_of(self.accept, ACCEPTANCES, "acceptance")
+        one_of(self.goal, GOALS, "goal of drafting")
         if self.length is not None and not 1 <= self.length <= LONGEST_DRAFT:
             raise UserError(
                 f"The draft length is {self.length}; it must be auto, or between 1 and {LONGEST_DRAFT}."
@@ -274,6 +281,11 @@ class Drafting:
             raise UserError(f"--draft {self.draft} names two models of a kind; one can draft at a time.")
         if self.layers is not None and self.layers < 1:
             raise UserError(f"--draft {self.draft} keeps no layer; shallow:K needs a K of at least 1.")
+
+    @property
+    def spares_cloud(self) -> bool:
+        """Whether drafts are for the least time of the cloud, whatever that costs this side."""
+        return self.goal == "cloud"
 
     @classmethod
     def parse_length(cls, text: str) -> int | None:

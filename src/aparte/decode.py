@@ -22,7 +22,7 @@ from aparte.sampling import choose
 from aparte.session import Session
 from aparte.speculate.accept import accept
 from aparte.speculate.ahead import SendAhead
-from aparte.speculate.budget import NodeBudget
+from aparte.speculate.budget import Budget
 from aparte.speculate.drafter import Drafter, Outcome
 from aparte.target.base import Target, Timing
 
@@ -104,7 +104,7 @@ class Job:
     eos: frozenset[int]
     max_nodes: int
     prefill_chunk: int = 128
-    budget: NodeBudget | None = None
+    budget: Budget | None = None
     in_flight: int = 1
     ahead: SendAhead | None = None
     clock: Callable[[], float] = time.perf_counter
@@ -222,7 +222,10 @@ def _decode(
         end = 1 + accepted.path[-1] if accepted.path else 0
         root = logits[end : end + 1]
         observing = job.clock()
-        drafter.observe(Outcome(tree, choices, accepted, logits, flight.context, flight.known))
+        timing = evaluation.timing
+        drafter.observe(
+            Outcome(tree, choices, accepted, logits, flight.context, flight.known, cloud_ms=timing.cloud_ms)
+        )
         ended = job.clock()
         stale = pipeline.settle(flight, accepted)
         tokens, finish = _stop(new, job.eos, limit - written)
@@ -234,14 +237,14 @@ def _decode(
             accepted=len(tokens),
             step_ms=(ended - started) * 1e3,
             draft_ms=flight.draft_ms + (ended - observing) * 1e3,
-            timing=evaluation.timing,
+            timing=timing,
             ahead=flight.ahead,
             stale=stale,
             reconnects=job.recovery.lost - lost,
         )
         if prefilled is not None:
             record = replace(record, timing=_with_prefill(prefilled, record))
-        if written and not record.reconnects and pipeline.is_plain(flight, evaluation.timing):
+        if written and not record.reconnects and pipeline.is_plain(flight, timing):
             _learn_costs(job, flight, record)
 
         # emit
@@ -258,7 +261,14 @@ def _learn_costs(job: Job, flight: Flight, record: StepRecord) -> None:
     waited_ms = record.timing.queue_ms if flight.behind_stale else 0.0
     if job.budget is not None:
         compute_ms = record.timing.device_ms + record.timing.cloud_ms
-        job.budget.observe(record.nodes, record.step_ms - waited_ms, compute_ms)
+        job.budget.observe(
+            record.nodes,
+            record.step_ms - waited_ms,
+            compute_ms,
+            cloud_ms=record.timing.cloud_ms,
+            tokens=record.accepted,
+            hoped=1.0 + sum(flight.tree.probabilities),
+        )
     if job.ahead is not None:
         job.ahead.observe(record.nodes, record.draft_ms, record.timing)
 

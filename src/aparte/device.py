@@ -1,4 +1,4 @@
-"""Puts the device's side together: parts, link, tokenizer. The commands go through here."""
+"""Puts the device's side together: parts, link, tokenizer. Every session is opened through here."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ def open_writer(
     notice: Callable[[str], None] | None = None,
     parts: DeviceParts | None = None,
     record: Recorder | None = None,
+    codec: Codec | None = None,
 ) -> Writer:
     """Load front and back, and reach the middle at ``cloud``, or in this process without it.
 
     With a ``cloud``, the connection is made and the fingerprints are compared before this returns. Of several
     the first that can be reached is used, and another one when it goes away. ``notice`` is told, in
     sentences, what the user should know about that cloud. ``parts`` are front and back if they are loaded
-    already: several writers can share them. ``record`` keeps every frame that passes.
+    already: several writers can share them, and ``codec``. ``record`` keeps every frame that passes.
     """
     settings = settings or LinkSettings()
     number_format = wire_format(wire, blueprint)
@@ -79,7 +80,7 @@ def open_writer(
             record,
             manifest=functools.cache(lambda: digest_of_middle(blueprint, cut, progress)),
         )
-    codec = Codec(blueprint.checkpoint.folder)
+    codec = codec or Codec(blueprint.checkpoint.folder)
     target = SplitTarget(parts or DeviceParts(blueprint, cut, progress), link, number_format)
     return Writer(target, codec, str(cut), settings.prefill_chunk, recovery=Recovery(settings, deadline))
 
@@ -98,11 +99,13 @@ def open_draft_writer(
     progress: Progress | None = None,
     notice: Callable[[str], None] | None = None,
     record: Recorder | None = None,
+    codec: Codec | None = None,
 ) -> Writer:
     """Reach the verifier of ``blueprint``'s model at ``cloud``, or have one in this process without it.
 
     With a ``cloud`` nothing of the model is loaded here: what drafts loads what it needs. ``rejection`` is
-    how drafts are accepted where tokens are sampled. ``record`` keeps every frame that passes.
+    how drafts are accepted where tokens are sampled. ``record`` keeps every frame that passes. Several
+    writers can share a ``codec``.
     """
     settings = settings or LinkSettings()
     number_format = wire_format(wire, blueprint)
@@ -129,17 +132,20 @@ def open_draft_writer(
             record,
         )
     target = DraftTarget(blueprint, link, number_format, rejection=rejection)
-    codec = Codec(blueprint.checkpoint.folder)
+    codec = codec or Codec(blueprint.checkpoint.folder)
     return Writer(target, codec, WHOLE, settings.prefill_chunk, recovery=Recovery(settings, deadline))
 
 
 def open_local_writer(
-    blueprint: Blueprint, settings: LinkSettings | None = None, progress: Progress | None = None
+    blueprint: Blueprint,
+    settings: LinkSettings | None = None,
+    progress: Progress | None = None,
+    codec: Codec | None = None,
 ) -> Writer:
     """Load the whole model on this machine; nothing is sent anywhere."""
     settings = settings or LinkSettings()
     recovery = Recovery(settings, Deadline(settings.answer_timeout_s))
-    codec = Codec(blueprint.checkpoint.folder)
+    codec = codec or Codec(blueprint.checkpoint.folder)
     return Writer(LocalTarget(blueprint, progress), codec, WHOLE, settings.prefill_chunk, recovery=recovery)
 
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from aparte.bridge.draft import BridgeDraft, BridgeParts
 from aparte.bridge.edge import EdgeBridge, EdgeParts
 from aparte.bridge.file import find_bridge, load_bridge, require_bridge
-from aparte.config import LONGEST_DRAFT, Compute, Cut, Decoding, Drafting, Sampling
+from aparte.config import Compute, Cut, Sampling
+from aparte.drafting import DraftPlan
 from aparte.errors import AparteError, UserError
 from aparte.model.parts import Blueprint, Progress
 from aparte.model.registry import resolve
 from aparte.model.turns import TurnTaking
 from aparte.session import Session
+from aparte.speculate.calibration import Calibration
 from aparte.speculate.chain import Chain
 from aparte.speculate.common import CommonTable, common_table, shipped_table
 from aparte.speculate.draft_model import TOP, DraftModel, check_vocabulary
 from aparte.speculate.drafter import Drafter, make_drafter
+from aparte.speculate.drawn import DrawnTree, open_drawn_tree
 from aparte.speculate.length import LengthPlan
 from aparte.speculate.neural import TreeModel
+from aparte.speculate.recycling import Recycling
 from aparte.speculate.shallow import open_shallow
 from aparte.speculate.voice import open_voice
 from aparte.target.base import Target
@@ -33,49 +36,6 @@ T = TypeVar("T")
 Model = TreeModel | CommonTable
 #: Makes a conversation's own model of what is shared.
 Opener = Callable[[Target, Session], Model]
-
-
-@dataclass(frozen=True)
-class DraftPlan:
-    """How to draft: the settings of ``--decode`` and, in draft mode, of ``--draft``."""
-
-    decoding: Decoding
-    drafting: Drafting
-
-    def decoding_for(self, target: str, sampling: Sampling) -> Decoding:
-        """In draft mode a chain for sampled tokens decides itself how long it gets."""
-        if target != "draft" or self.decoding.max_nodes is not None or sampling.greedy:
-            return self.decoding
-        return replace(self.decoding, max_nodes=LONGEST_DRAFT)
-
-
-def default_names(model: str, cut: Cut) -> tuple[str, ...]:
-    """What drafts in draft mode by default: all that costs nothing, and the bridge if there is one."""
-    return (
-        *(() if find_bridge(model, cut) is None else ("bridge",)),
-        "context",
-        "recycling",
-        *(() if shipped_table(model) is None else ("common",)),
-    )
-
-
-def plan_drafts(
-    model: str,
-    cut: Cut,
-    target: str,
-    *,
-    decode: str = Decoding.decode,
-    draft: str | None = None,
-    draft_length: int | None = None,
-) -> DraftPlan:
-    """The plan for a few settings, as the command line understands them; in draft mode by default everything
-    that costs nothing, and the bridge if there is one."""
-    if target != "draft":
-        return DraftPlan(Decoding(decode, draft=draft), Drafting())
-    drafting = Drafting(draft, draft_length)
-    names = drafting.names or default_names(model, cut)
-    mode = "sequential" if decode == "sequential" else "+".join(names)
-    return DraftPlan(Decoding(mode, max_nodes=draft_length, draft=drafting.model), drafting)
 
 
 class DraftShelf:
@@ -130,9 +90,9 @@ class DraftShelf:
         """Those of the conversation in ``session``, by source."""
         return {name: opener(target, session) for name, opener in self._openers.items()}
 
-    def open(self, target: Target, session: Session) -> Drafts:
-        """What drafts for the conversation in ``session``."""
-        return Drafts(self.plan, self._target, self.models(target, session), self._eos)
+    def open(self, target: Target, session: Session, table: Recycling | None = None) -> Drafts:
+        """What drafts for the conversation in ``session``, going on with ``table`` where recycling drafts."""
+        return Drafts(self.plan, self._target, self.models(target, session), self._eos, table)
 
     def _bridge(self, blueprint: Blueprint, name: str, cut: Cut, progress: Progress | None) -> Opener:
         bridge = load_bridge(require_bridge(name, cut), blueprint, cut)
@@ -156,35 +116,62 @@ class DraftShelf:
 class Drafts:
     """The drafters of one conversation. What they learned stays for its next answer."""
 
-    def __init__(self, plan: DraftPlan, target: str, models: dict[str, Model], eos: frozenset[int]) -> None:
+    def __init__(
+        self,
+        plan: DraftPlan,
+        target: str,
+        models: dict[str, Model],
+        eos: frozenset[int],
+        table: Recycling | None = None,
+    ) -> None:
         self._plan = plan
         self._target = target
         self.models = models
         self._eos = eos
+        self._table = table
         self._tree: Drafter | None = None
-        self._lengths = LengthPlan()
+        self._chain: tuple[Sampling, Chain | DrawnTree] | None = None
+        self._lengths = LengthPlan(spares_cloud=plan.drafting.spares_cloud)
+        self._calibration = Calibration()
 
     def drafter(self, sampling: Sampling) -> Drafter:
         """For an answer whose tokens are chosen like this.
 
-        In draft mode it is a chain if its length is given, and where tokens are sampled, because a chain
-        picks its tokens as the verifier will; else a tree.
+        In draft mode it is a chain if its length is given, and for coupled acceptance, because a chain picks
+        its tokens as the verifier will; else a tree, which is drawn for rejection sampling.
         """
         decoding, drafting = self._plan.decoding, self._plan.drafting
         chain = self._target == "draft" and decoding.sources
         if chain and (drafting.length is not None or not sampling.greedy):
-            return Chain(
-                [open_voice(name, self.models) for name in decoding.sources],
+            if self._chain is None or self._chain[0] != sampling:
+                self._chain = sampling, self._new_chain(sampling)
+            return self._chain[1]
+        if self._tree is None:
+            patient = decoding.spares_cloud
+            self._tree = make_drafter(decoding, self._table, self.models, patient=patient)
+        return self._tree
+
+    def _new_chain(self, sampling: Sampling) -> Chain | DrawnTree:
+        decoding, drafting = self._plan.decoding, self._plan.drafting
+        if drafting.length is None and drafting.accept == "rejection":
+            return open_drawn_tree(
+                decoding.sources,
+                self.models,
                 sampling,
-                rejection=drafting.accept == "rejection",
-                length=drafting.length,
                 width=drafting.top,
                 eos=self._eos,
                 plan=self._lengths,
+                calibration=self._calibration,
             )
-        if self._tree is None:
-            self._tree = make_drafter(decoding, models=self.models)
-        return self._tree
+        return Chain(
+            [open_voice(name, self.models) for name in decoding.sources],
+            sampling,
+            rejection=drafting.accept == "rejection",
+            length=drafting.length,
+            width=drafting.top,
+            eos=self._eos,
+            plan=self._lengths,
+        )
 
 
 def open_draft_model(

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from aparte.adjust import AdjustedTarget, Adjustment, Penalized, TokenLogprob
 from aparte.answer import Answer, Piece, Writer
-from aparte.decode import PrefillProgress
-from aparte.drafts import DraftPlan, Drafts
+from aparte.decode import FinishReason, PrefillProgress
+from aparte.drafting import DraftPlan
+from aparte.drafts import Drafts
 from aparte.errors import AparteError, UserError
 from aparte.grammar import Grammars
 from aparte.options import Options
@@ -32,12 +33,13 @@ class Part:
     """What one round trip added to an answer. ``logprobs`` has one entry per token if they were asked for.
 
     ``sent`` is what a split target's messages showed the cloud since the part before: the prompt is in the
-    first one, and what is sent ahead comes a part early.
+    first one, and what is sent ahead comes a part early. ``finish`` is set on the last part.
     """
 
     piece: Piece
     logprobs: tuple[TokenLogprob, ...] = ()
     sent: tuple[Sent, ...] = ()
+    finish: FinishReason | None = None
 
     @property
     def text(self) -> str:
@@ -100,13 +102,19 @@ class Seat:
             stopping=options.stopping,
             on_prefill=on_prefill,
         )
-        return answer, self._parts(len(prompt), pieces, options)
+        return answer, self._parts(answer, pieces, options)
+
+    def redraft(self, plan: DraftPlan, drafts: Drafts) -> None:
+        """Draft like this from now on, and keep nothing of earlier answers."""
+        self._plan, self._drafts = plan, drafts
+        self.writer.forget()
 
     def close(self) -> None:
         self.thread.shutdown(wait=False)  # it may be this one
         self.writer.target.close()
 
-    def _parts(self, position: int, pieces: Iterator[Piece], options: Options) -> Iterator[Part]:
+    def _parts(self, answer: Answer, pieces: Iterator[Piece], options: Options) -> Iterator[Part]:
+        position = answer.prompt_tokens
         try:
             for piece in pieces:
                 logprobs: tuple[TokenLogprob, ...] = ()
@@ -115,7 +123,7 @@ class Seat:
                 position += len(piece.tokens)
                 sent = tuple(self._sent)
                 self._sent.clear()
-                yield Part(piece, logprobs, sent)
+                yield Part(piece, logprobs, sent, answer.finish_reason)
         finally:
             close(pieces)
 
@@ -174,6 +182,11 @@ class Pool:
         """Answers that wait for a seat."""
         return len(self._waiting)
 
+    @property
+    def free(self) -> int:
+        """How many further answers could begin at once."""
+        return 0 if self._waiting else self._size - self.busy
+
     def acquire(self, prompt: Sequence[int]) -> Future[Seat]:
         """A seat for an answer to ``prompt``, as soon as there is one; cancel the future to stop waiting.
 
@@ -201,6 +214,20 @@ class Pool:
                 )
             self._waiting.append(_Waiting(prompt, future))
         return future
+
+    def add(self, seat: Seat) -> None:
+        """Take in a session that was opened elsewhere."""
+        with self._lock:
+            self._count += 1
+            self._idle.append(seat)
+
+    def change(self, change: Callable[[Seat], None]) -> None:
+        """Do something to every session. Raises :class:`UserError` while one is busy."""
+        with self._lock:
+            if self.busy:
+                raise UserError("An answer is being written. Wait until it has ended, or end it.")
+            for seat in self._idle:
+                change(seat)
 
     def release(self, seat: Seat) -> None:
         """Give ``seat`` back; whoever waits the longest gets it."""

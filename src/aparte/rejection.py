@@ -22,12 +22,12 @@ import torch
 
 from aparte.distribution import UNDECIDED, Distribution
 
-__all__ = ["UNDECIDED", "Distribution", "Noise", "draw", "judge"]
+__all__ = ["UNDECIDED", "Distribution", "Noise", "draw", "draw_in_tree", "judge"]
 
 #: The parent of nodes that hang directly below the root.
 _BELOW_ROOT = -1
 #: Streams of noise; 0 is that of :func:`aparte.sampling.gumbel_noise`, which coupled acceptance shares.
-_ACCEPT, _RESIDUAL, _DRAFT = 1, 2, 3
+_ACCEPT, _RESIDUAL, _DRAFT, _TREE = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,22 @@ def draw(q: Distribution, count: int, *, seed: int, position: int) -> tuple[int,
     Fewer if ``q`` has fewer with a probability. (The largest of log-probabilities with Gumbel noise, in
     order, are such draws.) For the drafting side; the verdict's noise is independent of it.
     """
+    return _drawn(q, count, _generator(seed, position, _DRAFT))
+
+
+def draw_in_tree(q: Distribution, *, seed: int, position: int, place: int) -> tuple[int, ...]:
+    """All tokens of ``q`` that have a probability, drawn one after the other without replacement.
+
+    For the ``place``-th place of a tree below the text of ``position`` tokens. No two places share noise, and
+    no two trees: whether a further sibling is drawn may depend on what was drawn elsewhere in the tree, and
+    then the verdict does too. Leaving some tokens out leaves draws from ``q`` without those.
+    """
+    return _drawn(q, len(q), _generator(seed, position, _TREE, place))
+
+
+def _drawn(q: Distribution, count: int, generator: np.random.Generator) -> tuple[int, ...]:
     probabilities = torch.tensor(q.probabilities, dtype=torch.float32)
-    noisy = probabilities.log() + _gumbel(_generator(seed, position, _DRAFT), len(q))
+    noisy = probabilities.log() + _gumbel(generator, len(q))
     count = min(count, int((probabilities > 0).sum()))
     return tuple(q.tokens[index] for index in noisy.topk(count).indices.tolist())
 

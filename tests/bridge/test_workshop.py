@@ -8,8 +8,9 @@ import pytest
 
 from aparte.bridge.file import bridge_path
 from aparte.bridge.train import Trainer
-from aparte.cli.setup import Setup, connect, load_models
-from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding
+from aparte.cli.setup import connect, load_models
+from aparte.config import DEFAULT_MODEL, Compute, Decoding
+from aparte.connection import Connection
 from bridge.conftest import CUT
 from cli.command import Command
 
@@ -35,9 +36,9 @@ def test_a_trained_bridge_is_found_and_changes_no_text(aparte: Command, llama_fo
     expected = aparte(*base, "--decode", "sequential").json["token_ids"]
     for mode in ("bridge", "auto"):
         assert aparte(*base, "--decode", mode).json["token_ids"] == expected
-    setup = Setup(str(llama_folder), CUT, Compute("float32"))
-    with connect(setup, quiet=True) as writer:
-        assert set(load_models(Decoding(), setup, writer)) == {"bridge"}
+    connection = Connection(str(llama_folder), CUT, compute=Compute("float32"))
+    with connect(connection, quiet=True) as writer:
+        assert set(load_models(Decoding(), connection, writer)) == {"bridge"}
 
     path.write_bytes(b"broken")  # `auto` does without and says so; by name it is an error
     result = aparte("generate", llama_folder, "the cat and the dog", *EXACT, "--decode", "auto")
@@ -75,9 +76,9 @@ def test_no_bridge_is_an_error_by_name_only(aparte: Command, llama_folder: Path)
 @pytest.mark.model
 @pytest.mark.slow
 def test_the_default_model_drafts_with_what_ships(default_model: Path) -> None:
-    setup = Setup(str(DEFAULT_MODEL), Cut(), Compute())
+    connection = Connection(DEFAULT_MODEL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("APARTE_CACHE", str(default_model.parent.parent))
-        with connect(setup, quiet=True) as writer:
-            assert set(load_models(Decoding(), setup, writer)) == {"common", "bridge"}
-            assert not load_models(Decoding("sequential"), setup, writer)
+        with connect(connection, quiet=True) as writer:
+            assert set(load_models(Decoding(), connection, writer)) == {"common", "bridge"}
+            assert not load_models(Decoding("sequential"), connection, writer)

@@ -57,6 +57,43 @@ def test_what_drafts_by_default_is_what_there_is(aparte: Command, llama_folder: 
     assert aparte(*base, "--decode", "sequential").json["mat"] == 1.0
 
 
+def test_drafting_for_the_clouds_time_changes_no_text(aparte: Command, llama_folder: Path) -> None:
+    base = ("generate", llama_folder, "the cat sat on the cat", *EXACT, "--target", "draft")
+    expected = aparte(*base, "--decode", "sequential").json
+    for more in ((), SAMPLED):
+        expected = aparte(*base, *more, "--decode", "sequential").json
+        data = aparte(*base, *more, "--draft", "shallow:3+context", "--draft-for", "cloud").json
+        assert data["token_ids"] == expected["token_ids"]
+        assert data["ahead_steps"] == data["stale_steps"] == 0
+        assert data["round_trips"] < expected["round_trips"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--target", "draft", "--draft-for", "money"), "goal of drafting"),
+        (("--target", "draft", "--draft-for", "cloud", "--draft-length", "4"), "the number is given"),
+        (("--target", "draft", "--draft-for", "cloud", "--max-nodes", "4"), "the number is given"),
+        (("--draft-for", "cloud"), "belongs to draft mode"),
+    ],
+)
+def test_what_drafting_for_the_clouds_time_does_not_go_with(
+    aparte: Command, llama_folder: Path, words: tuple[str, ...], message: str
+) -> None:
+    result = aparte("generate", llama_folder, "hi", *words)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_trees_are_drawn_for_rejection_sampling(aparte: Command, llama_folder: Path) -> None:
+    words = ("generate", llama_folder, "the cat sat on the cat", *EXACT, *SAMPLED, "--target", "draft")
+    for draft in ("shallow:5", "shallow:3+context+recycling", "context"):
+        data = aparte(*words, "--draft", draft, "--accept", "rejection").json
+        assert data["new_tokens"] == 20
+        # How much of it pays is a matter of times; the first steps draft in any case.
+        assert sum(step["drafted"] for step in data["steps"]) > 0
+
+
 def test_a_fixed_length_is_kept(aparte: Command, llama_folder: Path, small: Path) -> None:
     base = ("generate", llama_folder, "the cat", "--target", "draft", "--draft", small, *EXACT)
     data = aparte(*base, "--draft-length", 3, "--in-flight", 1).json

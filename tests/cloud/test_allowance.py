@@ -17,7 +17,7 @@ from aparte.cloud.server import MiddleServer
 from aparte.config import LinkSettings, TokenLimits
 from aparte.errors import LinkError, UserError
 from aparte.fingerprint import Fingerprint
-from aparte.model.cache import INITIAL_ROWS
+from aparte.model.slab import FIRST_ROWS
 from aparte.step import ROOT
 from aparte.wire.frames import ErrorFrame, Hello, ResultFrame, Welcome
 from dialogue import Device, RawDevice, fingerprint_of, open_link, unsplit_tokens, wait_until
@@ -311,7 +311,7 @@ def test_a_token_has_a_share_of_the_memory(
     keys, free = KeyFile.create(tmp_path / "tokens")
     with running_server(llama_folder, keys=KeyFile(tmp_path / "tokens")) as (server, url):
         server.engine.probe()
-        first = INITIAL_ROWS * server.engine.row_bytes  # what a session begins with, and doubles
+        first = FIRST_ROWS * server.engine.row_bytes  # what a session begins with, and doubles
         token = keys.add("alice", TokenLimits(kv_bytes=2 * first - 1))
         wait_until(lambda: _opens(url, token), 5)
         other = greeted(url, fingerprint, free)

@@ -110,13 +110,14 @@ def test_hostile_sessions_hurt_nobody_in_their_pass(engine: Engine) -> None:
     closed.close()
     for index, base in enumerate((0, 3, 6)):
         step, content = links(base - 1, base, 3), payload(3, index)
+        fragile = Fragile(good.stage, "float32", WIDTH, engine.limits, engine.slab)
         outcomes = engine.run_pass(
             [
                 whole(engine.open("float32"), links(77, 78, 1), payload(1, 1)),
                 whole(engine.open("float32"), links(ROOT, 0, 1), b"\xff" * WIDTH * 4),
                 whole(good, step, content),
                 whole(engine.open("float32"), links(ROOT, 0, 2), payload(1, 1)),
-                whole(Fragile(good.stage, "float32", WIDTH, engine.limits), links(ROOT, 0, 2), payload(2, 1)),
+                whole(fragile, links(ROOT, 0, 2), payload(2, 1)),
                 whole(closed, links(ROOT, 0, 1), payload(1, 1)),
             ]
         )

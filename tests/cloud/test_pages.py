@@ -90,7 +90,7 @@ def test_with_tokens_both_pages_need_one(llama_folder: Path) -> None:
 
 
 def test_without_tokens_they_are_for_this_machine() -> None:
-    telemetry = Telemetry({}, lambda: Level(0, 0, 1, 0, 0, None, 0))
+    telemetry = Telemetry({}, lambda: Level(0, 0, 1, 0, 0, 0, 0, None, 0))
     for path in ("/metrics", "/status"):
         for peer in ("192.0.2.7", "2001:db8::1", ""):
             answer = pages.page(path, telemetry, peer=peer, has_token=False)
@@ -104,7 +104,7 @@ def test_without_tokens_they_are_for_this_machine() -> None:
 
 
 def test_other_paths_are_no_pages() -> None:
-    telemetry = Telemetry({}, lambda: Level(0, 0, 1, 0, 0, None, 0))
+    telemetry = Telemetry({}, lambda: Level(0, 0, 1, 0, 0, 0, 0, None, 0))
     for path in ("/", "/metric", "/metrics/x", "/statuses"):
         assert pages.page(path, telemetry, peer="127.0.0.1", has_token=True) is None
 

@@ -17,8 +17,8 @@ from aparte.cloud.server import MiddleServer
 from aparte.config import Cut, ServerLimits
 from aparte.errors import UserError
 from aparte.fingerprint import Fingerprint
-from aparte.model.cache import INITIAL_ROWS
 from aparte.model.parts import Blueprint
+from aparte.model.slab import FIRST_ROWS
 from aparte.step import ROOT
 from aparte.wire.frames import ErrorFrame, Hello, ResultFrame, Welcome
 from dialogue import RawDevice, fingerprint_of, wait_until
@@ -278,7 +278,7 @@ def test_a_parked_session_leaves_when_its_memory_is_needed(
 ) -> None:
     engine = load_engine(Blueprint.open(llama_folder, FLOAT32), Cut(), "tiny")
     engine.probe()
-    limits = ServerLimits(kv_bytes=engine.row_bytes * INITIAL_ROWS)
+    limits = ServerLimits(kv_bytes=engine.row_bytes * FIRST_ROWS)
     with running_server(llama_folder, limits=limits) as (server, url):
         name = park(server, url, fingerprint)
         device, welcome = greet(url, fingerprint, "")

@@ -10,7 +10,7 @@ from aparte.cloud.journal import Visit
 from aparte.cloud.telemetry import Level, Telemetry
 from aparte.wire.frames import ERROR_CODES
 
-LEVEL = Level(2, 1, 64, 3, 1_000_000, 2_000_000, 5)
+LEVEL = Level(2, 1, 64, 3, 1_000_000, 200_000, 1_500_000, 2_000_000, 5)
 ABOUT = {"version": "0", "model": "tiny", "cut": "2,2", "dtype": "float32"}
 
 
@@ -34,6 +34,8 @@ def test_what_is_there_and_what_was() -> None:
     assert values['aparte_cloud_sessions{state="connected"}'] == 2
     assert values['aparte_cloud_sessions{state="parked"}'] == 1
     assert values["aparte_cloud_kv_bytes"] == 1e6
+    assert values["aparte_cloud_kv_idle_bytes"] == 2e5
+    assert values["aparte_cloud_kv_peak_bytes"] == 1.5e6
     assert values["aparte_cloud_kv_budget_bytes"] == 2e6
     assert values["aparte_cloud_steps_total"] == 1
     assert values["aparte_cloud_sent_bytes_total"] == 100
@@ -58,7 +60,12 @@ def test_every_error_code_is_there_from_the_start() -> None:
 def test_a_budget_without_limit_is_no_number() -> None:
     telemetry = Telemetry(ABOUT, lambda: replace(LEVEL, kv_budget_bytes=None))
     assert "aparte_cloud_kv_budget_bytes" not in rendered(telemetry)
-    assert telemetry.status()["memory"] == {"kv_bytes": 1_000_000, "kv_budget_bytes": None}
+    assert telemetry.status()["memory"] == {
+        "kv_bytes": 1_000_000,
+        "kv_idle_bytes": 200_000,
+        "kv_peak_bytes": 1_500_000,
+        "kv_budget_bytes": None,
+    }
 
 
 def test_the_status_tells_the_last_error_and_how_long_ago() -> None:

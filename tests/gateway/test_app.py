@@ -65,6 +65,7 @@ class TestSameText:
         assert [trip["round_trip"] for trip in told] == list(range(1, len(told) + 1))
         assert sum(trip["tokens"] for trip in told) == whole.usage.completion_tokens
         assert len(told) == chunks[-1].usage.aparte["round_trips"]
+        assert whole.usage.aparte["parts"].keys() == chunks[-1].usage.aparte["parts"].keys()
 
         async def read() -> str:
             async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:

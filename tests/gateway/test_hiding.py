@@ -12,11 +12,12 @@ import pytest
 
 from aparte.api import Aparte
 from aparte.errors import UserError
-from aparte.gateway.hiding import Hiding, beginning, hide_message, hide_schema, hide_tool, restored
+from aparte.gateway.hiding import Hiding, beginning, hide_message, hide_tool, restored
 from aparte.gateway.requests import ChatRequest
 from aparte.gateway.tools import Call
 from aparte.gateway.translate import order_chat
 from aparte.privacy.finders import Listed, find_patterns
+from aparte.privacy.structured import hide_schema
 from gateway.conftest import Served
 from gateway.served import NAME, connected, serving
 from gateway.test_calling import tool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,6 +66,11 @@ def slowly(server: MiddleServer, monkeypatch: pytest.MonkeyPatch, seconds: float
     monkeypatch.setattr(server.engine, "run_pass", run)
 
 
+def legend(answer: Any) -> list[str]:
+    """Where an answer's time went, in words."""
+    return [str(text) for text in answer.locator(".legend li").all_text_contents()]
+
+
 class TestChat:
     def test_an_answer_and_all_that_is_told_of_it(self, page: Page, served: Served) -> None:
         written = served.model.generate(QUESTION, max_new_tokens=24)
@@ -81,12 +87,27 @@ class TestChat:
         assert marks == sorted(marks)
         assert set(marks) <= set(range(1, len(told) + 1))
         assert answer.locator(".text").inner_text().split() == written.text.split() or "`" in written.text
-        # Where the time went.
-        assert answer.locator("svg.bar rect").count() == 3
-        assert answer.locator(".legend").inner_text().startswith("network")
+        self.where_its_time_went(answer)
         assert page.complaints == []
         assert {url.split("/")[2] for url in page.requests} == {served.url.split("/")[2]}
         page.keep("chat")
+
+    def where_its_time_went(self, answer: Any) -> None:
+        """All parts, in the bar and in words, which add up to the whole."""
+        told = [re.fullmatch(r"(.+?) ([\d.]+) (ms|s)( in all)?", text) for text in legend(answer)]
+        times = {one[1]: float(one[2]) * (1 if one[3] == "ms" else 1e3) for one in told[:-1] if one}
+        assert {"network", "this device", "number formats", "cloud", "cloud's queue", "the rest"} <= set(
+            times
+        )
+        whole = re.fullmatch(r"([\d.]+) (ms|s) in all", legend(answer)[-1])
+        assert whole is not None
+        whole_ms = float(whole[1]) * (1 if whole[2] == "ms" else 1e3)
+        assert sum(times.values()) == pytest.approx(whole_ms, rel=0.02, abs=len(times))  # rounded to ms
+        rects = answer.locator("svg.bar rect")
+        assert rects.count() == len(times)
+        widths = [float(rect.get_attribute("width")) for rect in rects.all()]
+        assert sum(widths) == pytest.approx(100, abs=2)
+        assert min(widths) >= 0
 
     def test_what_the_cloud_saw_is_beside_it(self, page: Page, served: Served) -> None:
         page.ask(QUESTION)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -59,8 +60,24 @@ class TestParts:
         assert parts.down_ms == pytest.approx(2 * parts.up_ms)
         assert parts.largest == "transfer"
 
+    def test_rounding_leaves_no_part_below_nothing(self) -> None:
+        for hundredth in range(1, 2000):
+            parts = decompose(record(wait_ms=20 + hundredth / 100, step_ms=50.0), Bandwidth(3.0, 7.0))
+            assert min(asdict(parts.settled()).values()) >= 0.0
+
     def test_what_no_clock_saw_is_the_rest(self) -> None:
         assert decompose(record(step_ms=90.0)).rest_ms == pytest.approx(-16.0)
+
+    def test_a_rest_below_nothing_was_shared_by_the_parts(self) -> None:
+        parts = decompose(record(step_ms=90.0), Bandwidth(10.0, 40.0)).settled()
+        assert (parts.rest_ms, parts.latency_ms, parts.device_ms) == (0.0, pytest.approx(52.0), 5.0)
+        assert parts.total_ms == pytest.approx(90.0)
+        assert decompose(record()).settled() == decompose(record())
+
+    def test_an_answers_parts_are_its_whole_time(self) -> None:
+        answer = Answer("auto", "2,2", 3, steps=[record(), record()], elapsed_s=0.22)
+        assert answer.decomposition().total_ms == pytest.approx(220.0)
+        assert answer.decomposition().rest_ms == pytest.approx(8.0)
 
     def test_sums_and_means(self) -> None:
         total = decompose_all([record(), record(cloud_ms=25.0, step_ms=107.0)], Bandwidth(10.0, 40.0))

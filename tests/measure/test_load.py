@@ -9,6 +9,7 @@ import pytest
 from aparte.config import Compute, Cut
 from aparte.errors import AparteError, UserError
 from aparte.measure.load import Client, Load, Row, _Answers, measure
+from aparte.measure.passes import Passes
 from aparte.measure.wan_link import WanProfile
 
 FLOAT32 = Compute("float32", "cpu")
@@ -39,6 +40,10 @@ def test_devices_in_company_write_what_one_alone_writes(llama_folder: Path) -> N
         assert 5 <= row["step_p50_ms"] <= row["step_p95_ms"]
         assert 0 <= row["queue_p50_ms"] <= row["queue_p95_ms"]
         assert 0 < row["cloud_p50_ms"] < row["step_p50_ms"]
+        assert row["nodes_per_step"] == row["tokens_per_step"] == 1
+        assert row["passes"] > 0
+        assert 1 <= row["pass_sessions"] <= row["clients"]
+        assert row["pass_nodes"] > row["pass_sessions"], "prompts are among them"
     assert report["unsplit_tok_s"] > one["tok_s"]  # which waits for its link
     assert report["one_to_unsplit"] == pytest.approx(one["tok_s"] / report["unsplit_tok_s"], rel=0.01)
     assert ("rounds", 6, 6) in seen
@@ -70,8 +75,12 @@ def test_what_cannot_be_measured(settings: dict[str, object], cause: str) -> Non
 
 
 def test_a_row_is_made_of_all_its_steps() -> None:
-    steps = [{"step_ms": float(n), "queue_ms": n / 10, "cloud_ms": 7.0} for n in range(100, 0, -1)]
-    row = Row(4, tok_s=[3.0, 1.0, 2.0], steps=steps).to_json()
+    steps = [
+        {"step_ms": float(n), "queue_ms": n / 10, "cloud_ms": 7.0, "nodes": 1 + n % 2, "tokens": 1}
+        for n in range(100, 0, -1)
+    ]
+    passes = Passes(count=50.0, seconds=1.0, nodes=400.0, sessions=100.0)
+    row = Row(4, tok_s=[3.0, 1.0, 2.0], steps=steps, passes=passes).to_json()
     assert row == {
         "clients": 4,
         "tok_s": 2.0,
@@ -82,6 +91,12 @@ def test_a_row_is_made_of_all_its_steps() -> None:
         "cloud_p50_ms": 7.0,
         "cloud_p95_ms": 7.0,
         "steps": 100,
+        "nodes_per_step": 1.5,
+        "tokens_per_step": 1,
+        "passes": 50,
+        "pass_ms": 20.0,
+        "pass_nodes": 8.0,
+        "pass_sessions": 2.0,
     }
 
 
@@ -89,6 +104,7 @@ def test_a_row_without_steps_has_no_times() -> None:
     row = Row(1, tok_s=[0.0]).to_json()
     assert row["step_p50_ms"] is None
     assert row["queue_p95_ms"] is None
+    assert row["nodes_per_step"] is row["pass_ms"] is None
 
 
 def test_answers_that_differ_are_noticed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,24 @@ from aparte.bridge.file import save_bridge
 from aparte.bridge.net import BridgeNet
 from aparte.config import Cut, Drafting, Sampling
 from aparte.errors import UserError
-from aparte.measure.spade import BARE, CLOUD, EDGE, Bench, Options, Run, load_references, parse_lengths
+from aparte.measure.spade import (
+    AHEAD,
+    BARE,
+    CLOUD,
+    COLOCATED,
+    EDGE,
+    ONE,
+    RTTS_MS,
+    Bench,
+    Options,
+    load_references,
+    parse_lengths,
+    parse_sweep,
+)
+from aparte.measure.spade_baselines import pipelined_cells
 from aparte.measure.spade_plot import write_plot
-from aparte.measure.spade_report import PAPER, RTTS_MS, cells, summarize
+from aparte.measure.spade_report import PAPER, cells, summarize
+from aparte.measure.spade_run import Run
 from aparte.measure.spade_setup import Sides, open_sides
 from aparte.measure.specbench import Question
 from aparte.model.fingerprint import take_fingerprint
@@ -121,6 +137,104 @@ class TestRuns:
         assert second["runs"]["2"]["text"] == second["runs"][CLOUD]["text"] != ""
 
 
+class TestBaselines:
+    """The drafter beside the verifier, and drafting while a block is verified: both are really run."""
+
+    @pytest.mark.parametrize("tree", [False, True])
+    def test_beside_the_verifier(self, blueprint: Blueprint, llama_folder: Path, tree: bool) -> None:
+        again = Blueprint.open(llama_folder, FLOAT32)
+        options = Options(Sampling(), TOKENS, (4,), tree=tree, colocated=(1, 4))
+        rows = rows_of(open_tiny(blueprint, "same", draft_model=again), options)
+        for row in rows:
+            runs = runs_of(row)
+            for length in (1, 4):
+                run = runs[COLOCATED.format(length)]
+                assert run.digest == runs[CLOUD].digest
+                assert 0 < run.edge_ms < run.compute_ms
+                assert run.compute_ms == pytest.approx(run.wall_ms)  # there is no link
+        report = summarize(rows, (4,), 100.0, {}, exact=True)
+        first, second = report["colocated"]
+        assert (first["d"], second["d"]) == (1, 4)
+        assert first["cloud_calls_per_answer"] > second["cloud_calls_per_answer"]
+        assert second["draft_ms_per_answer"] > 0
+        for row in report["colocated"]:
+            assert row["identical"]
+            # One round trip per answer, whatever the number of passes.
+            slower = 1e3 * TOKENS * (1 / row["tok_s"]["80"] - 1 / row["tok_s"]["0"])
+            assert slower == pytest.approx(80, rel=0.02)
+        assert report["summarization"]["colocated"][0]["d"] == 1
+
+    @pytest.mark.parametrize("in_flight", [None, 3])
+    def test_drafting_on_while_a_block_is_verified(
+        self, blueprint: Blueprint, llama_folder: Path, in_flight: int | None
+    ) -> None:
+        again = Blueprint.open(llama_folder, FLOAT32)
+        options = Options(Sampling(), TOKENS, (4,), tree=True, in_flight=in_flight)
+        sides = open_tiny(blueprint, "same", draft_model=again)
+        rows = list(Bench(sides.edge, sides.bare, options).run(QUESTIONS[:1]))
+        report = summarize(rows, (4,), 100.0, {}, exact=True)
+        assert [row["rtt_ms"] for row in report["pipelined"]] == list(RTTS_MS)
+        for row in report["pipelined"]:
+            assert row["identical"]
+            assert row["one_at_a_time"]["cloud_calls_per_answer"] > 0
+        far = report["pipelined"][-1]
+        assert far["one_at_a_time"]["tok_s"] < 1e3 * TOKENS / (150 * TOKENS / 5)
+        for row in rows:
+            one, ahead = (runs_of(row)[name.format(150)] for name in (ONE, AHEAD))
+            assert one.ahead == one.stale == 0
+            if in_flight:  # without asking whether it pays; a draft that is the model is right
+                assert ahead.ahead > 0
+                assert ahead.wall_ms < 0.9 * one.wall_ms
+        heads, table = pipelined_cells(report["pipelined"])
+        assert all(len(line) == len(heads) for line in table)
+
+    def test_neither_unless_asked_for(self, blueprint: Blueprint) -> None:
+        report = summarize(
+            rows_of(open_tiny(blueprint, "context"), Options(Sampling(), 4, (2,))),
+            (2,),
+            100.0,
+            {},
+            exact=True,
+        )
+        assert "colocated" not in report
+        assert "pipelined" not in report
+
+
+class TestAutomatic:
+    @pytest.mark.parametrize(
+        ("sampling", "tree", "rejection", "goal"),
+        [
+            (Sampling(), True, False, "cloud"),
+            (Sampling(), True, False, "speed"),
+            (Sampling(0.8, seed=1), False, False, "cloud"),
+            (Sampling(0.8, seed=1), True, True, "cloud"),
+        ],
+        ids=["tree", "for speed", "coupled", "drawn"],
+    )
+    def test_blocks_that_get_what_they_are_worth(
+        self, blueprint: Blueprint, sampling: Sampling, tree: bool, rejection: bool, goal: str
+    ) -> None:
+        sides = open_tiny(blueprint, "shallow:4+context", accept="rejection" if rejection else "coupled")
+        options = Options(sampling, TOKENS, (2,), rejection, tree, auto=True, goal=goal)
+        rows = rows_of(sides, options)
+        report = summarize(rows, (2,), 100.0, {}, exact=not rejection)
+        assert report["automatic"]["identical"] is (None if rejection else True)
+        assert report["automatic"]["drafted_per_call"] > 0
+        assert any("SPADE auto" in line[0] for line in cells(report)[1])
+
+    def test_what_was_learned_stays_if_it_is_to(self, blueprint: Blueprint) -> None:
+        """The second question is the first one again: a warm table knows it."""
+        again = (QUESTIONS[0], replace(QUESTIONS[0], id="3"))
+        steps = {}
+        for warm in (False, True):
+            sides = open_tiny(blueprint, "recycling")
+            options = Options(Sampling(), TOKENS, (4,), tree=True, warm=warm)
+            rows = list(Bench(sides.edge, sides.bare, options, {}).run(again))
+            steps[warm] = [runs_of(row)["4"].steps for row in rows]
+        assert steps[False][1] == steps[False][0] == steps[True][0]
+        assert steps[True][1] < steps[True][0]
+
+
 class TestBridge:
     @pytest.fixture
     def bridge(self, blueprint: Blueprint, tmp_path: Path) -> Path:
@@ -188,9 +302,33 @@ class TestReport:
         assert found["acceptance_per_token"] == pytest.approx(75 / 80, abs=1e-4)
         assert found["tok_s"]["80"] == pytest.approx(100 / (0.375 + 25 * 0.08 + 1250 * 8 / 1e7), rel=1e-3)
         assert found["break_even_rtt_ms"] == pytest.approx((1000 - 375) / 25)
-        assert found["colocated"]["cloud_time_ratio"] == pytest.approx(0.3)
         assert found["edge_ms_per_draft"] == 0.5
         assert found["identical"] is True
+
+    def test_baselines_by_hand(self) -> None:
+        ways = {CLOUD: 100, "4": 25, COLOCATED.format(4): 25}
+        ways |= {name.format(rtt): 50 if name == ONE else 40 for name in (ONE, AHEAD) for rtt in RTTS_MS}
+        row = made(ways)
+        for rtt in RTTS_MS:
+            row["runs"][ONE.format(rtt)]["wall_ms"] = 1000.0
+            row["runs"][AHEAD.format(rtt)] |= {"wall_ms": 500.0, "ahead": 12, "stale": 8}
+        report = summarize([row], (4,), 10.0, {}, exact=True)
+        (beside,) = report["colocated"]
+        assert beside["cloud_time_ratio"] == pytest.approx(0.3)  # ten for a pass and two for drafting
+        assert beside["draft_ms_per_answer"] == 50
+        assert beside["call_reduction"] == 0.75
+        assert beside["tok_s"]["80"] == pytest.approx(100 / (0.375 + 0.08 + 400 * 8 / 1e7), rel=1e-3)
+        far = report["pipelined"][-1]
+        assert far["rtt_ms"] == 150
+        assert far["one_at_a_time"] == {"tok_s": 100, "cloud_calls_per_answer": 50, "cloud_time_ratio": 0.5}
+        assert far["pipelined"]["tok_s"] == 200
+        assert far["pipelined"]["cloud_calls_per_answer"] == 48
+        assert (far["pipelined"]["kept_per_answer"], far["pipelined"]["stale_per_answer"]) == (12, 8)
+        assert far["identical"] is True
+        row["runs"][AHEAD.format(150)]["digest"] = "other"
+        report = summarize([row], (4,), 10.0, {}, exact=True)
+        assert report["pipelined"][-1]["identical"] is False
+        assert report["different"] == ["7"]
 
     def test_a_different_answer_is_named(self) -> None:
         row = made({CLOUD: 100, "4": 25})
@@ -216,7 +354,9 @@ class TestReport:
         assert report["spade"]["rouge1"] == pytest.approx(80)
 
     def test_the_papers_figures_stand_beside(self) -> None:
-        heads, rows = cells(summarize([made({CLOUD: 100, "4": 25})], (4,), 10.0, {}, exact=True))
+        heads, rows = cells(
+            summarize([made({CLOUD: 100, "4": 25, COLOCATED.format(4): 25})], (4,), 10.0, {}, exact=True)
+        )
         assert all(len(row) == len(heads) for row in rows)
         names = [row[0] for row in rows]
         assert names == [
@@ -233,7 +373,8 @@ class TestReport:
     @needs_matplotlib
     @pytest.mark.parametrize("suffix", ["png", "svg"])
     def test_the_picture(self, tmp_path: Path, suffix: str) -> None:
-        report = summarize([made({CLOUD: 100, EDGE: 0, "2": 40, "4": 25})], (2, 4), 10.0, {}, exact=True)
+        ways = {CLOUD: 100, EDGE: 0, "2": 40, "4": 25, COLOCATED.format(4): 25}
+        report = summarize([made(ways)], (2, 4), 10.0, {}, exact=True)
         report |= {"model": "/some/folder/tiny", "draft": "bridge", "accept": "greedy"}
         write_plot(report, file := tmp_path / f"sweep.{suffix}")
         if suffix == "png":
@@ -247,6 +388,10 @@ class TestReport:
 class TestInput:
     def test_lengths(self) -> None:
         assert parse_lengths("4,1,4") == (1, 4)
+        assert parse_sweep("4,auto,1") == ((1, 4), True)
+        assert parse_sweep("2") == ((2,), False)
+        with pytest.raises(UserError, match="block lengths"):
+            parse_sweep("auto")
         for text in ("", "0,1", "1,65", "a"):
             with pytest.raises(UserError, match="block lengths"):
                 parse_lengths(text)
@@ -274,7 +419,17 @@ class TestCommand:
         return file
 
     def words(self, folder: Path, data: Path, *more: str) -> tuple[str, ...]:
-        words = ["bench", "spade", str(folder), "--data", str(data), "--draft", "shallow:4", "--d", "1,3"]
+        words = [
+            "bench",
+            "spade",
+            str(folder),
+            "--data",
+            str(data),
+            "--draft",
+            "shallow:4",
+            "--d",
+            "1,3,auto",
+        ]
         return (*words, "--max-new-tokens", "12", "--dtype", "float32", "--no-scores", *more)
 
     def test_json(self, aparte: Command, llama_folder: Path, data: Path, tmp_path: Path) -> None:
@@ -284,6 +439,9 @@ class TestCommand:
         assert {"cloud_only", "edge_only", "spade", "sweep", "paper", "edge_memory_share"} <= set(report)
         assert [row["d"] for row in report["sweep"]] == [1, 3]
         assert report["spade"]["identical"] is True
+        assert report["automatic"]["identical"] is True
+        assert [row["d"] for row in report["colocated"]] == [4]
+        assert [row["rtt_ms"] for row in report["pipelined"]] == list(RTTS_MS)
         assert set(report["spade"]["tok_s"]) == {str(rtt) for rtt in RTTS_MS}
         assert len(resume.read_text(encoding="utf-8").splitlines()) == 3
         assert aparte(*words).json == report  # from the file alone
@@ -292,14 +450,17 @@ class TestCommand:
         result = aparte(*self.words(llama_folder, data))
         assert "SPADE d=3" in result.out
         assert "paper: SPADE" in result.out
+        assert "co-located d=4" in result.out
+        assert "blocks kept" in result.out
         assert "Identical to the cloud by itself: yes" in result.err
 
     @pytest.mark.parametrize(
         ("more", "message"),
         [
             (("--d", "0"), "block lengths"),
+            (("--colocated", "4,0"), "--colocated 4,0"),
             (("--shape", "ring"), "shape"),
-            (("--shape", "tree", "--temperature", "1"), "greedy"),
+            (("--shape", "tree", "--temperature", "1"), "Coupled"),
             (("--task", "poems"), "task"),
             (("--draft", "shallow:9"), "does not fit"),
             (("--draft", "bridge"), "bridge"),

@@ -96,7 +96,8 @@ def test_a_cloud_can_say_nothing_else_than_numbers_and_short_words() -> None:
         "opened": None,
         "evicted": None,
     }
-    assert told["memory"] == {"kv_bytes": None, "kv_budget_bytes": None}
+    names = ("kv_bytes", "kv_idle_bytes", "kv_peak_bytes", "kv_budget_bytes")
+    assert told["memory"] == dict.fromkeys(names)
     assert told["errors"] == {"?" * 32: 1, "frame": None}
     assert told["last_error"] == {"code": "", "seconds_ago": 3}
     assert "extra" not in told

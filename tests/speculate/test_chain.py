@@ -8,10 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from aparte.config import Sampling
-from aparte.rejection import Noise, judge
 from aparte.sampling import choose, process
 from aparte.speculate.accept import accept
 from aparte.speculate.chain import Chain
@@ -26,58 +24,9 @@ from aparte.speculate.length import (
     expected_tokens,
 )
 from aparte.speculate.neural import Guess
-from aparte.speculate.tree import BELOW_ROOT, DraftTree
+from aparte.speculate.tree import BELOW_ROOT
 from aparte.speculate.voice import MAX_FAILURES, ModelVoice, SourceVoice
-
-VOCAB = 6
-NO_LOGITS = torch.empty(0, VOCAB)
-
-
-def logits_after(text: Sequence[int], whose: int = 0) -> torch.Tensor:
-    """A model that is a table: logits from the last two tokens."""
-    generator = torch.Generator().manual_seed(hash((whose, *text[-2:])) % 2**31)
-    return 1.5 * torch.randn(VOCAB, generator=generator)
-
-
-class Table:
-    """A :class:`~aparte.speculate.neural.TreeModel` over such logits, mixed with another model's."""
-
-    def __init__(self, closeness: float = 1.0, top: int = VOCAB) -> None:
-        self._closeness = closeness
-        self._top = top
-        self.passes = 0
-
-    def begin(self, context: Sequence[int]) -> Guess | None:
-        self._context, self._paths = tuple(context), list[tuple[int, ...]]()
-        return self._guess(())
-
-    def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Guess]:
-        new = [
-            (*(self._paths[parent] if parent >= 0 else ()), token)
-            for parent, token in zip(parents, tokens, strict=True)
-        ]
-        self._paths += new
-        return [self._guess(path) for path in new]
-
-    def _guess(self, path: tuple[int, ...]) -> Guess:
-        self.passes += 1
-        text = (*self._context, *path)
-        near = self._closeness * logits_after(text) + (1 - self._closeness) * logits_after(text, 1)
-        best = near.softmax(-1).topk(self._top)
-        return Guess(tuple(best.indices.tolist()), tuple(best.values.tolist()))
-
-
-def target(tree: DraftTree, context: Sequence[int], sampling: Sampling, rejection: bool) -> tuple[int, ...]:
-    """The verifier's choices."""
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    logits = torch.stack([logits_after((*context, *path)) for path in ((), *paths)])
-    if rejection:
-        p = process(logits, sampling).softmax(-1)
-        return judge(tree.parents, tree.tokens, tree.drawn, p, Noise(sampling.seed, len(context)))
-    positions = [len(context) + depth for depth in (0, *tree.depths())]
-    return tuple(choose(logits, positions, sampling))
+from table_model import NO_LOGITS, VOCAB, Table, logits_after, target
 
 
 def write(
@@ -329,3 +278,27 @@ class TestLength:
             text += accepted.tokens
         assert least <= len(tree) <= most
         assert tree.parents == tuple(range(BELOW_ROOT, len(tree) - 1))
+
+    def test_for_the_clouds_time_neither_the_way_nor_drafting_counts(self) -> None:
+        plans = {}
+        for spares_cloud in (False, True):
+            plan = plans[spares_cloud] = LengthPlan(spares_cloud=spares_cloud)
+            for drafts in (2, 6) * 100:
+                plan.verified(drafts, 1000.0, 20.0 + 2 * (1 + drafts))
+                plan.drafted(drafts, 10.0 * drafts)
+        assert plans[True].edge_ms == 0
+        times = plans[True].times
+        assert times is not None
+        assert 20 < times.round_ms < 30
+        assert 1 < times.node_ms < 3
+        assert plans[False].edge_ms == pytest.approx(10)
+
+    def test_the_loop_tells_what_the_cloud_took(self) -> None:
+        plan = LengthPlan(spares_cloud=True)
+        chain = Chain([ModelVoice("table", Table())], Sampling(), length=2, plan=plan)
+        tree = chain.propose([1, 2], 32)
+        choices = target(tree, [1, 2], Sampling(), False)
+        outcome = Outcome(tree, choices, accept(tree, choices), NO_LOGITS, (1, 2), cloud_ms=321.0)
+        chain.observe(outcome)
+        assert plan.times is not None
+        assert plan.times.round_ms == pytest.approx(319, abs=2)

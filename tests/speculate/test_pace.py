@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aparte.speculate.pace import FIRST_GAIN, FIRST_HIT_RATE, REST, TRIAL, FadingMean, Pace
+from aparte.speculate.pace import FIRST_GAIN, FIRST_HIT_RATE, REST, TRIAL, FadingMean, Pace, Patience
 
 
 class Clock:
@@ -114,3 +114,16 @@ def test_catching_up_is_not_the_price_of_drafting() -> None:
         with pace.drafting(length):
             clock.wait(ms)
     assert pace._draft_ms.mean == pytest.approx(10)
+
+
+def test_patience_asks_as_long_as_there_is_something_to_gain() -> None:
+    clock = Clock()
+    pace = Patience(clock)
+    for length in range(10, 60):
+        assert pace.is_worth_drafting()
+        with pace.drafting(length), pace.level():
+            clock.wait(1000)
+        pace.step(length, 1)
+        pace.foreseen(0, 0)
+    assert pace.is_worth_a_level(0.2)
+    assert not pace.is_worth_a_level(0.01)

@@ -14,8 +14,9 @@ from aparte.cli.bench_memory import memory
 from aparte.cli.bench_spade import spade
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
-from aparte.cli.setup import Setup, connect, load_models
+from aparte.cli.setup import connect, load_models
 from aparte.config import Compute, Cut, Decoding, Sampling
+from aparte.connection import Connection
 from aparte.errors import UserError
 
 bench_app = typer.Typer(help="Measure on benchmark data.", no_args_is_help=True, rich_markup_mode=None)
@@ -88,16 +89,23 @@ def specbench(
         "dtype": dtype,
     }
     done = finished_rows(resume, settings)
-    setup = Setup(model, Cut.parse(cut), Compute(dtype, device), rtt_ms=rtt, mbps=mbps, wire=wire)  # type: ignore[arg-type]
+    connection = Connection(
+        model,
+        Cut.parse(cut),
+        compute=Compute(dtype, device),  # type: ignore[arg-type]
+        wire=wire,  # type: ignore[arg-type]
+        rtt_ms=rtt,
+        mbps=mbps,
+    )
     rows: list[dict[str, Any]] = []
-    with connect(setup, quiet=True) as writer, progress_bar() as progress:
+    with connect(connection, quiet=True) as writer, progress_bar() as progress:
         chosen = bench.Options(
             decoding,
             Sampling(temperature=temperature, seed=seed),
             max_new_tokens,
             warm,
             baseline,
-            load_models(decoding, setup, writer, quiet=True),
+            load_models(decoding, connection, writer, quiet=True),
         )
         for row in bench.run(
             writer,

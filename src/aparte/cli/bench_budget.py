@@ -10,8 +10,9 @@ import typer
 from aparte.cli import options
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
-from aparte.cli.setup import Setup, load_models
-from aparte.config import Compute, Cut, Decoding, Sampling, WireName, one_of
+from aparte.cli.setup import load_models
+from aparte.config import Compute, Cut, Decoding, Sampling
+from aparte.connection import Connection
 
 
 def budget(
@@ -52,7 +53,12 @@ def budget(
     from aparte.model.registry import resolve
 
     profiles = budget_grid.parse_links(links)
-    one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
+    connection = Connection(
+        model,
+        Cut.parse(cut),
+        compute=Compute(dtype, device),  # type: ignore[arg-type]
+        wire=wire,  # type: ignore[arg-type]
+    )
     if plot is not None:
         plot_file.check_plot(plot)
     questions = specbench.balanced(specbench.load_questions(data), limit, seed)
@@ -67,15 +73,16 @@ def budget(
         "wire": wire,
         "dtype": dtype,
     }
-    setup = Setup(model, Cut.parse(cut), Compute(dtype, device), wire=wire)  # type: ignore[arg-type]
     done = finished_rows(resume, settings)
     rows: list[dict[str, Any]] = []
     with progress_bar() as progress:
-        blueprint = Blueprint.open(resolve(model, progress=progress), setup.compute)
-        writer, link = open_simulated(blueprint, model, setup.cut, wire=wire, progress=progress)  # type: ignore[arg-type]
+        blueprint = Blueprint.open(resolve(model, progress=progress), connection.compute)
+        writer, link = open_simulated(
+            blueprint, model, connection.cut, wire=connection.wire, progress=progress
+        )
         try:
             chosen = budget_grid.Options(
-                Sampling(seed=seed), max_new_tokens, load_models(Decoding(), setup, writer, quiet=True)
+                Sampling(seed=seed), max_new_tokens, load_models(Decoding(), connection, writer, quiet=True)
             )
             for row in budget_grid.run(
                 writer,

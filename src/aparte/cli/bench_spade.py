@@ -10,8 +10,7 @@ import typer
 from aparte.cli import options
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
-from aparte.cli.setup import Setup
-from aparte.config import Compute, Cut, Drafting, Sampling, one_of
+from aparte.config import GOALS, Compute, Cut, Drafting, Sampling, one_of
 from aparte.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from aparte.model.parts import Progress
 
 SHAPES = ("chain", "tree")
+NO_LENGTHS = "none"
 
 
 def spade(
@@ -33,13 +33,33 @@ def spade(
             show_default=False,
         ),
     ] = Drafting.draft,
-    d: Annotated[str, typer.Option("--d", metavar="LIST", help="Tokens per block.")] = "1,2,4,6,8,12,16,24",
+    d: Annotated[
+        str, typer.Option("--d", metavar="LIST", help="Tokens per block; auto: as --draft-for says.")
+    ] = "1,2,4,6,8,12,16,24,auto",
+    draft_for: options.DraftFor = GOALS[1],
     shape: Annotated[
         str | None,
         typer.Option(
-            help="tree of d nodes, the default for greedy text, or chain of d tokens.", show_default=False
+            help="tree of d nodes, or chain of d tokens, the default for coupled acceptance.",
+            show_default=False,
         ),
     ] = None,
+    colocated: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="Of these, with the drafter beside the verifier too; or none."),
+    ] = "4",
+    in_flight: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=8,
+            help="Blocks under way at a time, by round trip; 1 leaves it out. By default as many as pay.",
+            show_default=False,
+        ),
+    ] = None,
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Keep what drafting learns from question to question.")
+    ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="So many questions, balanced over tasks.")] = None,
     task: Annotated[
         str | None, typer.Option(help="Only questions of this task, like summarization.", show_default=False)
@@ -65,8 +85,9 @@ def spade(
 ) -> None:
     """SPADE: cloud calls, cloud time, speed and scores of drafting here and verifying in the cloud, by d.
 
-    Cloud only, edge only and every d take turns on each question. Both sides compute in this process; the
-    link's time is added by arithmetic. The prompt is read beforehand and reported apart.
+    Cloud only, edge only, every d, the drafter beside the verifier, and drafting while the cloud verifies
+    take turns on each question. Both sides compute in this process; the link's time is added by arithmetic.
+    The prompt is read beforehand and reported apart.
     """
     from aparte.measure import scores as scoring
     from aparte.measure import spade as bench
@@ -74,18 +95,23 @@ def spade(
     from aparte.measure.plot_file import check_plot
     from aparte.measure.simulated_link import LABEL
 
-    lengths = bench.parse_lengths(d)
+    lengths, auto = bench.parse_sweep(d)
+    beside = () if colocated == NO_LENGTHS else bench.parse_lengths(colocated, "--colocated")
     where = Cut.parse(cut)
     if draft is None:
-        from aparte.drafts import default_names
+        from aparte.drafting import default_names
 
         draft = "+".join(default_names(model, where))
-    drafting = Drafting(draft, accept=accept)
+    drafting = Drafting(draft, accept=accept, goal=draft_for)
     sampling = Sampling(temperature, seed=seed)
-    shape = shape or ("tree" if sampling.greedy else "chain")
+    coupled = not sampling.greedy and accept != "rejection"
+    shape = shape or ("chain" if coupled else "tree")
     one_of(shape, SHAPES, "shape")
-    if shape == "tree" and not sampling.greedy:
-        raise UserError("Trees are drafted for greedy decoding only. Use --shape chain, or no --temperature.")
+    if shape == "tree" and coupled:
+        raise UserError(
+            "Coupled acceptance goes with chains: the draft picks the token that the verifier would. Use "
+            "--shape chain, --accept rejection, or no --temperature."
+        )
     if plot is not None:
         check_plot(plot)
     if scores:
@@ -101,6 +127,11 @@ def spade(
         "prompts": specbench.fingerprint(questions),
         "draft": draft,
         "lengths": list(lengths),
+        "auto": auto,
+        "draft_for": draft_for,
+        "warm": warm,
+        "beside": list(beside),
+        "in_flight": in_flight,
         "shape": shape,
         "accept": "greedy" if sampling.greedy else accept,
         "temperature": temperature,
@@ -112,13 +143,22 @@ def spade(
         "dtype": dtype,
     }
     done = finished_rows(resume, settings)
-    setup = Setup(model, where, Compute(dtype, device), drafting=drafting)  # type: ignore[arg-type]
+    compute = Compute(dtype, device)  # type: ignore[arg-type]
     chosen = bench.Options(
-        sampling, max_new_tokens, lengths, rejection=accept == "rejection", tree=shape == "tree"
+        sampling,
+        max_new_tokens,
+        lengths,
+        rejection=accept == "rejection",
+        tree=shape == "tree",
+        auto=auto,
+        goal=draft_for,
+        warm=warm,
+        colocated=beside,
+        in_flight=in_flight,
     )
     rows: list[dict[str, Any]] = []
     with progress_bar() as progress:
-        sides = _open(setup, mbps, progress)
+        sides = _open(model, where, compute, drafting, mbps, progress)
         try:
             measured = bench.Bench(sides.edge, sides.bare, chosen, references)
             for row in measured.run(
@@ -145,24 +185,25 @@ def spade(
     _show(report)
 
 
-def _open(setup: Setup, mbps: float, progress: Progress) -> Sides:
+def _open(
+    model: str, cut: Cut, compute: Compute, drafting: Drafting, mbps: float, progress: Progress
+) -> Sides:
     from aparte.bridge.file import require_bridge
     from aparte.measure.spade_setup import open_sides
     from aparte.measure.wan_link import WanProfile
     from aparte.model.parts import Blueprint
     from aparte.model.registry import resolve
 
-    drafting = setup.drafting
     other = None
-    blueprint = Blueprint.open(resolve(setup.model, progress=progress), setup.compute)
+    blueprint = Blueprint.open(resolve(model, progress=progress), compute)
     if drafting.model is not None:
-        other = Blueprint.open(resolve(drafting.model, progress=progress), setup.compute)
+        other = Blueprint.open(resolve(drafting.model, progress=progress), compute)
     return open_sides(
         blueprint,
-        setup.model,
+        model,
         drafting,
-        bridge=require_bridge(setup.model, setup.cut) if "bridge" in drafting.names else None,
-        cut=setup.cut,
+        bridge=require_bridge(model, cut) if "bridge" in drafting.names else None,
+        cut=cut,
         draft_model=other,
         profile=WanProfile(rtt_ms=80, mbps=mbps),
         progress=progress,
@@ -171,6 +212,7 @@ def _open(setup: Setup, mbps: float, progress: Progress) -> Sides:
 
 def _show(report: dict[str, Any]) -> None:
     from aparte.measure import spade_report
+    from aparte.measure.spade_baselines import pipelined_cells
 
     title = (
         f"{report['model']}, draft {report['draft']}, {report['accept']}, {report['max_new_tokens']} tokens"
@@ -178,9 +220,14 @@ def _show(report: dict[str, Any]) -> None:
     show_table(f"{title}, {report['questions']} questions", *spade_report.cells(report))
     if "summarization" in report:
         show_table(f"{title}, summaries", *spade_report.cells(report, "summarization"))
+    if "pipelined" in report:
+        ahead = f"{title}, d={report['bare_length']}, drafting on while a block is verified"
+        show_table(ahead, *pipelined_cells(report["pipelined"]))
     paper = report["paper"]["models"]
     note(f"Paper: {paper}, no network; its calls and cloud time are of a prototype without caches.")
-    note("Times and bytes are of the answers, without reading the prompt. Co-located is worked out, not run.")
+    note("Times and bytes are of the answers, without reading the prompt.")
+    if "colocated" in report:
+        note("Co-located: the drafter runs beside the verifier, as the cloud's time; only the text is sent.")
     note(f"Link {report['link_simulated']}.")
     note(f"Weights on the edge: {100 * report['edge_memory_share']:.1f} % of the whole model.")
     best = report["spade"]
@@ -190,7 +237,13 @@ def _show(report: dict[str, Any]) -> None:
         if best["break_even_rtt_ms"] > 0 and best["cloud_time_ratio"] < 1
         else f"d={best['d']}: the cloud by itself is faster at any round trip, for one user."
     )
-    note(f"Least cloud time: d={report['cheapest_d']}.")
+    note(f"Least cloud time of all d: {report['cheapest_d']}.")
+    if "automatic" in report:
+        found = report["automatic"]
+        note(
+            f"Automatic, for {report['draft_for']}: {found['drafted_per_call']:.1f} nodes per call, "
+            f"{found['cloud_time_ratio']:.2f} of the cloud's time."
+        )
     if best["identical"] is not None:
-        everywhere = all(row["identical"] for row in report["sweep"])
+        everywhere = not report["different"]
         note(f"Identical to the cloud by itself: {'yes' if everywhere else 'no'}")

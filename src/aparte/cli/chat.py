@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from aparte.cli import options
-from aparte.cli.drafting import choose_decoding, drafter_for
-from aparte.cli.generate import restored, stream, summarize
+from aparte.cli.generate import show, summarize
 from aparte.cli.output import PrefillBar, note, print_json
-from aparte.cli.protection import open_pseudonyms, report_cadence, settle
-from aparte.cli.remember import check_remember
-from aparte.cli.setup import Setup, connect
+from aparte.cli.protection import report_cadence
+from aparte.cli.setup import open_model
 from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
+from aparte.options import Options
 from aparte.privacy.protection import Protection
-from aparte.privacy.restore import Restorer
 
 HELP = "Ctrl-C stops an answer. /reset starts a new conversation, /help shows this, /exit (or Ctrl-D) leaves."
 
@@ -35,6 +32,7 @@ def chat(
     accept: options.Accept = Drafting.accept,
     return_states: options.ReturnStates = Drafting.return_states,
     draft_top: options.DraftTop = Drafting.top,
+    draft_for: options.DraftFor = Drafting.goal,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
     in_flight: options.InFlight = Decoding.in_flight,
@@ -75,64 +73,48 @@ def chat(
 
     Reads lines from standard input; with --json it prints one JSON object per answer.
     """
-    protection = Protection.parse(target, defence, constant_shape, private_ends)
-    hosted = Cut.parse(cut)
-    where = settle(protection, hosted)
-    sampling = Sampling(temperature, top_p, top_k, min_p, seed)
-    decoding, drafting = choose_decoding(
-        target,
+    asked = Options(max_new_tokens, temperature, top_p, top_k, min_p, seed, tuple(stop or ()))
+    failed: AparteError | None = None
+    with open_model(
         model,
-        where,
-        sampling=sampling,
+        quiet=json,
+        cloud=cloud or (),
+        target=target,
+        cut=cut,
         decode=decode,
         draft=draft,
-        ngram=ngram,
-        max_nodes=max_nodes,
-        in_flight=in_flight,
-        draft_length=draft_length,
+        draft_length=Drafting.parse_length(draft_length),
         accept=accept,
         return_states=return_states,
         draft_top=draft_top,
-        linked=bool(cloud) or rtt is not None or mbps is not None,
+        draft_for=draft_for,
+        ngram=ngram,
+        max_nodes=max_nodes,
+        in_flight=in_flight,
         remember=remember,
-    )
-    check_remember(decoding, remember)
-    decoding = protection.limit(decoding)
-    names = open_pseudonyms(pseudonyms, quiet=json, spacy_model=spacy_model)
-    hide: Callable[[str], str] = names.hide if names else str
-    stopping = Stopping(max_new_tokens, tuple(map(hide, stop or ())))
-    setup = Setup(
-        model=model,
-        cut=where,
-        compute=Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
-        clouds=tuple(cloud or ()),
         rtt_ms=rtt,
         mbps=mbps,
         wire=wire,
+        defence=defence,
+        constant_shape=constant_shape,
+        private_ends=private_ends,
+        pseudonyms=pseudonyms,
+        spacy_model=spacy_model,
+        dtype=dtype,
+        device=device,
+        kv=kv,
+        batch_invariant=batch_invariant,
         token=options.read_token(token_file),
         ca_file=tls_ca,
-        pins=tuple(pin or ()),
-        settings=LinkSettings(
-            connect_timeout_s=connect_timeout,
-            step_timeout_s=step_timeout,
-            answer_timeout_s=answer_timeout,
-            retries=retries,
-            failover=failover,
-        ),
-        target=target,
-        drafting=drafting,
-        protection=protection,
+        pins=pin or (),
+        failover=failover,
+        connect_timeout_s=connect_timeout,
+        step_timeout_s=step_timeout,
+        answer_timeout_s=answer_timeout,
+        retries=retries,
         record=record,
-        hosted=hosted,
-    )
-    # What the model sees, stand-ins and all, so that a follow-up begins with what the cloud holds.
-    start = [{"role": "system", "content": hide(system)}] if system else []
-    failed: AparteError | None = None
-    with contextlib.ExitStack() as stack:
-        writer = stack.enter_context(connect(setup, quiet=json))
-        kept = drafter_for(decoding, sampling, setup, writer, remember=remember, quiet=json)
-        drafter = stack.enter_context(kept)
-        messages = list(start)
+    ) as ready:
+        conversation = ready.chat(system, **vars(asked))
         if not json:
             note(HELP)
         for line in _lines(prompt="" if json or not sys.stdin.isatty() else "\n> "):
@@ -142,41 +124,23 @@ def chat(
                 note(HELP)
                 continue
             if line == "/reset":
-                messages = list(start)
+                conversation.reset()
                 continue
             prefill = PrefillBar(quiet=json)
-            asked = len(messages)
             try:
-                messages.append({"role": "user", "content": hide(line)})
-                answer, pieces = writer.write(
-                    writer.codec.encode_chat(messages),
-                    drafter,
-                    sampling=sampling,
-                    decoding=decoding,
-                    stopping=stopping,
-                    on_prefill=prefill,
-                )
+                written = conversation.stream(line, on_prefill=prefill)
             except UserError as error:
                 note(f"Error: {error}")
-                del messages[asked:]
                 continue
-            restorer = names.restorer() if names else Restorer({})
-            failure = stream(answer, pieces, prefill, restorer, quiet=json)
-            if names:
-                names.answered(answer.text)
-            # What was said stays said, also if it was stopped or the cloud went away.
-            if answer.text or failure is None:
-                messages.append({"role": "assistant", "content": answer.text})
-            else:
-                messages.pop()
+            failure = show(written, prefill, quiet=json)
             failed = failure if isinstance(failure, AparteError) else None
             if json:
-                print_json(restored(answer, restorer) | ({"error": str(failure)} if failure else {}))
+                print_json(written.answer.to_json() | ({"error": str(failure)} if failure else {}))
             elif failed is not None:
                 note(f"Error: {failed}")
             elif stats:
-                summarize(answer)
-            report_cadence(writer, quiet=json)
+                summarize(written.answer)
+            report_cadence(ready, quiet=json)
     if failed is not None:
         raise failed
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aparte.cli import options
-from aparte.cli.generate import stream
+from aparte.cli.generate import show
 from aparte.cli.output import PrefillBar, note, print_json, progress_bar, show_table, write
-from aparte.cli.setup import Setup, connect, load_models
-from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
+from aparte.cli.setup import open_model
+from aparte.config import DEFAULT_MODEL, Cut
 from aparte.errors import AparteError
 
 if TYPE_CHECKING:
-    from aparte.answer import Answer, Writer
+    from aparte.answer import Answer
+    from aparte.api import Aparte
 
 _MODES = ("sequential", "lookahead", "auto")
 PROMPT = "Write a Python function that checks whether a number is prime, then explain it line by line."
@@ -29,23 +30,22 @@ def demo(
     json: options.Json = False,
 ) -> None:
     """Ask the default model something, with its middle in another process behind an 80 ms round trip."""
-    setup = Setup(DEFAULT_MODEL, Cut.parse(cut), Compute(), rtt_ms=rtt, mbps=mbps)
     answers: dict[str, Answer] = {}
-    with connect(setup, quiet=json) as writer:
-        tokens = writer.codec.encode_chat([{"role": "user", "content": prompt}])
+    with open_model(DEFAULT_MODEL, quiet=json, cut=cut, rtt_ms=rtt, mbps=mbps) as model:
+        tokens = model.encode(prompt)
         if not json:
             note(f"\nYou, on the device: {prompt}")
             note("Each colour (or each part between bars) is one round trip:\n")
-        answers["auto"] = _write(writer, setup, tokens, "auto", max_new_tokens, live=not json)
+        answers["auto"] = _write(model, tokens, "auto", max_new_tokens, live=not json)
         if not json:
             note("\nThe same with lookahead, one token at a time, and with the model in one piece ...")
         with progress_bar(quiet=json) as progress:
             for mode in ("lookahead", "sequential"):
                 progress(mode, 0, 1)
-                answers[mode] = _write(writer, setup, tokens, mode, max_new_tokens, live=False)
+                answers[mode] = _write(model, tokens, mode, max_new_tokens, live=False)
                 progress(mode, 1, 1)
             progress("unsplit model", 0, 1)
-            unsplit = _unsplit(setup, writer, tokens, max_new_tokens)
+            unsplit = _unsplit(model, tokens, max_new_tokens)
             progress("unsplit model", 1, 1)
     identical = all(answer.token_ids == unsplit for answer in answers.values())
     if json:
@@ -59,7 +59,7 @@ def demo(
         )
     else:
         show_table(
-            f"{DEFAULT_MODEL}, cut {setup.cut}, {rtt:g} ms round trip",
+            f"{DEFAULT_MODEL}, cut {Cut.parse(cut)}, {rtt:g} ms round trip",
             ["", *_MODES],
             _rows(*(answers[mode] for mode in _MODES)),
         )
@@ -71,36 +71,26 @@ def demo(
             )
 
 
-def _write(
-    writer: Writer, setup: Setup, tokens: list[int], decode: str, max_new_tokens: int, live: bool
-) -> Answer:
-    from aparte.speculate.drafter import make_drafter
-
-    decoding = Decoding(decode=decode)
-    writer.forget()  # each run pays for its own prompt
-    answer, pieces = writer.write(
-        tokens,
-        make_drafter(decoding, models=load_models(decoding, setup, writer, quiet=True)),
-        sampling=Sampling(),
-        decoding=decoding,
-        stopping=Stopping(max_new_tokens=max_new_tokens),
-    )
-    failure = stream(answer, pieces, PrefillBar(quiet=True), marks=True, quiet=not live)
+def _write(model: Aparte, tokens: list[int], decode: str, max_new_tokens: int, live: bool) -> Answer:
+    if decode != model.plan.decoding.decode:
+        model.redraft(decode=decode)  # which forgets: each run pays for its own prompt
+    written = model.stream(tokens, max_new_tokens=max_new_tokens)
+    failure = show(written, PrefillBar(quiet=True), marks=True, quiet=not live)
     if isinstance(failure, AparteError):
         raise failure
     if failure is not None:
         raise KeyboardInterrupt
-    return answer
+    return written.answer
 
 
-def _unsplit(setup: Setup, writer: Writer, tokens: list[int], max_new_tokens: int) -> list[int]:
+def _unsplit(model: Aparte, tokens: list[int], max_new_tokens: int) -> list[int]:
     """What the model writes in one piece, by ``transformers``' own ``generate``."""
     from aparte.measure.verify import Reference
     from aparte.model.parts import Blueprint
     from aparte.model.registry import resolve
 
-    blueprint = Blueprint.open(resolve(setup.model), setup.compute)
-    return Reference(blueprint, writer.codec.eos).write(tokens, max_new_tokens).tokens
+    blueprint = Blueprint.open(resolve(model.connection.model), model.connection.compute)
+    return Reference(blueprint, model.codec.eos).write(tokens, max_new_tokens).tokens
 
 
 def _rows(*answers: Answer) -> list[list[str]]:

@@ -13,11 +13,10 @@ import typer
 
 from aparte.address import format_address, is_loopback
 from aparte.cli import options
-from aparte.cli.drafting import choose_decoding
-from aparte.cli.output import note, print_json, progress_bar
-from aparte.cli.protection import check_draws, privacy_line, read_pseudonyms, settle
-from aparte.cli.setup import DRAFT_LINE
-from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling
+from aparte.cli.output import note, print_json
+from aparte.cli.protection import read_pseudonyms
+from aparte.cli.setup import open_model, what_is_seen
+from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings
 from aparte.errors import UserError
 from aparte.privacy.protection import Protection
 
@@ -52,6 +51,7 @@ def gateway(
     decode: options.Decode = Decoding.decode,
     draft: options.Draft = Decoding.draft,
     draft_length: options.DraftLength = "auto",
+    draft_for: options.DraftFor = Drafting.goal,
     accept: options.Accept = Drafting.accept,
     return_states: options.ReturnStates = Drafting.return_states,
     ngram: options.Ngram = Decoding.ngram,
@@ -87,75 +87,49 @@ def gateway(
             f"{host} can be reached from other machines, and anybody there could use the gateway. Give a key "
             "with --api-key-file, or listen on 127.0.0.1."
         )
-    protection = Protection.parse(target, defence, constant_shape, private_ends)
-    hosted = Cut.parse(cut)
-    where = settle(protection, hosted)
-    decoding, drafting = choose_decoding(
-        target,
-        model,
-        where,
-        sampling=Sampling(),  # the requests' own come later
-        decode=decode,
-        draft=draft,
-        ngram=ngram,
-        max_nodes=max_nodes,
-        in_flight=in_flight,
-        draft_length=draft_length,
-        accept=accept,
-        return_states=return_states,
-        linked=bool(cloud),
-        remember=False,
-    )
-    decoding = protection.limit(decoding)
     replaced = read_pseudonyms(pseudonyms, quiet=json, spacy_model=spacy_model)
     with contextlib.ExitStack() as stack:
         # Before the model is loaded: a port that is taken should show at once.
         listener = stack.enter_context(_listen(host, port))
-        with progress_bar(quiet=json) as progress:
-            app_module = _import_app()
-            from aparte.api import Aparte, Connection
-            from aparte.drafts import DraftPlan
-            from aparte.gateway.hiding import Hiding
+        app_module = _import_app()
+        from aparte.gateway.hiding import Hiding
 
-            hiding = None if replaced is None else Hiding(*replaced)
-            notices: list[str] = []
-            connection = Connection(
+        hiding = None if replaced is None else Hiding(replaced.names, replaced.finders)
+        ready = stack.enter_context(
+            open_model(
                 model,
-                where,
-                target,
-                tuple(cloud or ()),
-                Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
-                wire,  # type: ignore[arg-type]
-                options.read_token(token_file),
-                tls_ca,
-                LinkSettings(
-                    connect_timeout_s=connect_timeout,
-                    step_timeout_s=step_timeout,
-                    answer_timeout_s=answer_timeout,
-                    retries=retries,
-                    failover=failover,
-                ),
-                protection,
-                tuple(pin or ()),
-            )
-            ready = Aparte(
-                connection,
-                DraftPlan(decoding, drafting),
+                quiet=json,
                 sessions=sessions,
-                progress=progress,
-                notice=notices.append,
+                cloud=cloud or (),
+                target=target,
+                cut=cut,
+                decode=decode,
+                draft=draft,
+                draft_length=Drafting.parse_length(draft_length),
+                draft_for=draft_for,
+                accept=accept,
+                return_states=return_states,
+                ngram=ngram,
+                max_nodes=max_nodes,
+                in_flight=in_flight,
+                wire=wire,
+                defence=defence,
+                constant_shape=constant_shape,
+                private_ends=private_ends,
+                dtype=dtype,
+                device=device,
+                kv=kv,
+                batch_invariant=batch_invariant,
+                token=options.read_token(token_file),
+                ca_file=tls_ca,
+                pins=pin or (),
+                failover=failover,
+                connect_timeout_s=connect_timeout,
+                step_timeout_s=step_timeout,
+                answer_timeout_s=answer_timeout,
+                retries=retries,
             )
-        stack.callback(ready.close)
-        check_draws(defence, hosted, ready.blueprint.layers)
-        for notice in notices:
-            note(notice)
-        verdict = None
-        if target == "draft":
-            verdict = DRAFT_LINE
-        elif cloud:
-            verdict = privacy_line(ready.blueprint, hosted, defence, ready.ends)
-        if verdict is not None and not json:
-            note(verdict)
+        )
         name = Path(model).name if Path(model).exists() else model
         url = f"http://{format_address(listener.getsockname()[:2])}"
         if not is_loopback(host):
@@ -165,7 +139,7 @@ def gateway(
         else:
             note(f"{name} answers at {url}/v1, and to people at {url}/ (Ctrl-C stops)")
         application = app_module.create_app(
-            ready, name, key=key, aliases=tuple(alias or ()), hiding=hiding, verdict=verdict
+            ready, name, key=key, aliases=tuple(alias or ()), hiding=hiding, verdict=what_is_seen(ready.side)
         )
         _serve(application, listener)
 

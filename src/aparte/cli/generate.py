@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aparte.cli import options
-from aparte.cli.drafting import choose_decoding, drafter_for
 from aparte.cli.output import PrefillBar, RoundTripMarks, note, print_json, write
-from aparte.cli.protection import open_pseudonyms, report_cadence, settle
-from aparte.cli.remember import check_remember
-from aparte.cli.setup import Setup, connect
+from aparte.cli.protection import report_cadence
+from aparte.cli.setup import open_model
 from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
+from aparte.options import Options
 from aparte.privacy.protection import Protection
-from aparte.privacy.restore import Restorer
 
 if TYPE_CHECKING:
-    from aparte.answer import Answer, Piece
+    from aparte.answer import Answer
+    from aparte.talk import Stream
 
 
 def generate(
@@ -37,6 +35,7 @@ def generate(
     accept: options.Accept = Drafting.accept,
     return_states: options.ReturnStates = Drafting.return_states,
     draft_top: options.DraftTop = Drafting.top,
+    draft_for: options.DraftFor = Drafting.goal,
     ngram: options.Ngram = Decoding.ngram,
     max_nodes: options.MaxNodes = Decoding.max_nodes,
     in_flight: options.InFlight = Decoding.in_flight,
@@ -78,120 +77,89 @@ def generate(
 
     With --target draft the whole model runs on the cloud, which then sees the text, and this device drafts.
     """
-    protection = Protection.parse(target, defence, constant_shape, private_ends)
-    hosted = Cut.parse(cut)
-    where = settle(protection, hosted)
-    sampling = Sampling(temperature, top_p, top_k, min_p, seed)
-    decoding, drafting = choose_decoding(
-        target,
-        model,
-        where,
-        sampling=sampling,
-        decode=decode,
-        draft=draft,
-        ngram=ngram,
-        max_nodes=max_nodes,
-        in_flight=in_flight,
-        draft_length=draft_length,
-        accept=accept,
-        return_states=return_states,
-        draft_top=draft_top,
-        linked=bool(cloud) or rtt is not None or mbps is not None,
-        remember=remember,
-    )
-    check_remember(decoding, remember)
-    decoding = protection.limit(decoding)
+    asked = Options(max_new_tokens, temperature, top_p, top_k, min_p, seed, tuple(stop or ()))
     text = options.read_text(prompt)
     if raw and system:
         raise UserError(
             "--system belongs to a conversation; with --raw there is none. Leave one of them out."
         )
-    names = open_pseudonyms(pseudonyms, quiet=json, spacy_model=spacy_model)
-    hide: Callable[[str], str] = names.hide if names else str
-    text, system = hide(text), hide(system) if system else None
-    stopping = Stopping(max_new_tokens, tuple(map(hide, stop or ())))
-    setup = Setup(
-        model=model,
-        cut=where,
-        compute=Compute(dtype, device, kv, batch_invariant),  # type: ignore[arg-type]
-        clouds=tuple(cloud or ()),
+    messages = [{"role": "system", "content": system}] if system else []
+    with open_model(
+        model,
+        quiet=json,
+        cloud=cloud or (),
+        target=target,
+        cut=cut,
+        decode=decode,
+        draft=draft,
+        draft_length=Drafting.parse_length(draft_length),
+        accept=accept,
+        return_states=return_states,
+        draft_top=draft_top,
+        draft_for=draft_for,
+        ngram=ngram,
+        max_nodes=max_nodes,
+        in_flight=in_flight,
+        remember=remember,
         rtt_ms=rtt,
         mbps=mbps,
         wire=wire,
+        defence=defence,
+        constant_shape=constant_shape,
+        private_ends=private_ends,
+        pseudonyms=pseudonyms,
+        spacy_model=spacy_model,
+        dtype=dtype,
+        device=device,
+        kv=kv,
+        batch_invariant=batch_invariant,
         token=options.read_token(token_file),
         ca_file=tls_ca,
-        pins=tuple(pin or ()),
-        settings=LinkSettings(
-            connect_timeout_s=connect_timeout,
-            step_timeout_s=step_timeout,
-            answer_timeout_s=answer_timeout,
-            retries=retries,
-            failover=failover,
-        ),
-        target=target,
-        drafting=drafting,
-        protection=protection,
+        pins=pin or (),
+        failover=failover,
+        connect_timeout_s=connect_timeout,
+        step_timeout_s=step_timeout,
+        answer_timeout_s=answer_timeout,
+        retries=retries,
         record=record,
-        hosted=hosted,
-    )
-    with connect(setup, quiet=json) as writer:
-        if raw:
-            tokens = writer.codec.encode(text)
-        else:
-            messages = [{"role": "system", "content": system}] if system else []
-            tokens = writer.codec.encode_chat([*messages, {"role": "user", "content": text}])
+    ) as ready:
         prefill = PrefillBar(quiet=json)
-        kept = drafter_for(decoding, sampling, setup, writer, remember=remember, quiet=json)
-        with kept as drafter:
-            answer, pieces = writer.write(
-                tokens,
-                drafter,
-                sampling=sampling,
-                decoding=decoding,
-                stopping=stopping,
-                on_prefill=prefill,
-            )
-            restorer = names.restorer() if names else Restorer({})
-            failure = stream(answer, pieces, prefill, restorer, marks=marks, quiet=json)
+        conversation = text if raw else [*messages, {"role": "user", "content": text}]
+        written = ready.stream(conversation, raw=raw, on_prefill=prefill, **vars(asked))
+        failure = show(written, prefill, marks=marks, quiet=json)
+        answer = written.answer
         if json:
-            print_json(restored(answer, restorer) | ({"error": str(failure)} if failure else {}))
+            print_json(answer.to_json() | ({"error": str(failure)} if failure else {}))
         else:
             summarize(answer)
-        report_cadence(writer, quiet=json)
+        report_cadence(ready, quiet=json)
         if isinstance(failure, AparteError):
             raise failure
         if failure is not None:
             raise KeyboardInterrupt
 
 
-def stream(
-    answer: Answer,
-    pieces: Iterator[Piece],
-    prefill: PrefillBar,
-    restorer: Restorer | None = None,
-    *,
-    marks: bool = False,
-    quiet: bool = False,
+def show(
+    written: Stream, prefill: PrefillBar, *, marks: bool = False, quiet: bool = False
 ) -> BaseException | None:
-    """Print what ``restorer`` makes of the pieces as they come. Returns what ended the answer early, if
-    anything did.
+    """Print an answer as it comes. Returns what ended it early, if anything did.
 
     The first Ctrl-C ends the answer after the step under way, with everything in order; the second one
     ends it at once.
     """
-    restorer = restorer or Restorer({})
     shown = RoundTripMarks()
+    printed = 0
     interrupted = False
     failure: BaseException | None = None
     try:
         with _first_interrupt() as was_interrupted:
-            for piece in pieces:
+            for part in written:
                 prefill.close()
-                text = restorer.feed(piece.text)
+                printed += len(part.text)
                 if marks and not quiet:
-                    shown.show(replace(piece, text=text))
+                    shown.show(part.piece)
                 elif not quiet:
-                    write(text)
+                    write(part.text)
                 if was_interrupted():
                     interrupted = True
                     break
@@ -199,19 +167,13 @@ def stream(
         failure = error
     finally:
         prefill.close()
-        closer: Any = pieces
-        closer.close()
-        rest = restorer.finish()
+        written.close()
+    answer = written.answer
     if not quiet and (answer.text or failure is None):
-        write(f"{rest}\n")
+        write(f"{answer.text[printed:]}\n")
     if interrupted and answer.finish_reason is None:
         failure = KeyboardInterrupt("interrupted")
     return failure
-
-
-def restored(answer: Answer, restorer: Restorer) -> dict[str, Any]:
-    """The answer's JSON with the text as it was shown; ``token_ids`` are the model's."""
-    return answer.to_json() | {"text": restorer.text}
 
 
 def summarize(answer: Answer) -> None:

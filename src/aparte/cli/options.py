@@ -95,6 +95,13 @@ TargetOption = Annotated[
 DraftLength = Annotated[
     str, typer.Option(metavar="D", help="Draft mode: tokens per block, or auto: as many as pay.")
 ]
+DraftFor = Annotated[
+    str,
+    typer.Option(
+        metavar="GOAL",
+        help="Draft mode: what an automatic draft length is for: speed, or little time of the cloud.",
+    ),
+]
 Accept = Annotated[
     str, typer.Option(help="Draft mode, with a temperature: coupled (same text for a seed) or rejection.")
 ]

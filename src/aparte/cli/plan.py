@@ -50,7 +50,7 @@ def plan(
     cloud_bandwidth: Annotated[float | None, typer.Option(help="Of the cloud's memory, GB/s.")] = None,
     measured: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Output of bench step --json, for many users.", show_default=False),
+        typer.Option(metavar="FILE", help="Output of bench step or load with --json.", show_default=False),
     ] = None,
     wire: options.Wire = "auto",
     dtype: options.Dtype = Compute.dtype,
@@ -148,6 +148,9 @@ def _show(report: dict[str, Any]) -> None:
     for name, rows in report["fleet"].items():
         write("\n")
         _show_fleet(name, rows, report["users"], report["reference_rtt_ms"])
+    if report["compared"]:
+        write("\n")
+        _show_compared(report["compared"])
     write("\n")
     show_table(
         f"Ways to divide the work at {report['reference_rtt_ms']:g} ms, one user",
@@ -197,6 +200,21 @@ def _show_fleet(name: str, rows: list[dict[str, Any]], users: int, rtt_ms: float
                 f"{row['tok_s'] / users:.2f}",
                 *(f"{row[f'{kind}_ms']:.1f}" for kind in ("step_p50", "step_p95", "queue_p95")),
                 f"{row['busy']:.0%}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _show_compared(rows: list[dict[str, float]]) -> None:
+    columns = ("tok_s", "step_p50_ms", "step_p95_ms")
+    show_table(
+        "The load that was measured, and what the simulation gives for it",
+        ["clients", *(f"{name}, {kind}" for name in columns for kind in ("measured", "simulated"))],
+        [
+            [
+                f"{row['clients']:.0f}",
+                *(f"{row[kind + name]:.1f}" for name in columns for kind in ("", "simulated_")),
             ]
             for row in rows
         ],

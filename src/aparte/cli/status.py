@@ -42,7 +42,9 @@ def _rows(found: dict[str, Any]) -> dict[str, str]:
         "sessions": f"{_count(sessions['connected'])} of {_count(sessions['most'])}, "
         f"{_count(sessions['parked'])} parked",
         "memory": f"{_megabytes(memory['kv_bytes'])} of "
-        f"{'no limit' if budget is None else _megabytes(budget)}, {_count(sessions['evicted'])} evicted",
+        f"{'no limit' if budget is None else _megabytes(budget)}, "
+        f"{_megabytes(memory['kv_idle_bytes'])} idle, {_megabytes(memory['kv_peak_bytes'])} at most, "
+        f"{_count(sessions['evicted'])} evicted",
         "steps": f"{_count(steps['answered'])} answered, {_count(steps['waiting'])} waiting, "
         f"{_count(steps['stale'])} stale",
         "errors": ", ".join(f"{code} {_count(count)}" for code, count in found["errors"].items()) or "none",

@@ -10,8 +10,9 @@ import typer
 
 from aparte.cli import options
 from aparte.cli.output import note, print_json, progress_bar, show_table
-from aparte.cli.setup import Setup, load_models
+from aparte.cli.setup import load_models
 from aparte.config import Compute, Cut, Decoding
+from aparte.connection import Connection
 from aparte.errors import AparteError, UserError
 
 
@@ -60,7 +61,7 @@ def verify(
 
         blueprint = Blueprint.open(resolve(model, progress=progress), compute)
         writer = open_writer(blueprint, model, wanted, wire=wire, progress=progress)  # type: ignore[arg-type]
-        models = load_models(decoding, Setup(model, wanted, compute), writer, quiet=True)
+        models = load_models(decoding, Connection(model, wanted, compute=compute), writer, quiet=True)
         codec = writer.codec
         progress("unsplit model", 0, 1)
         reference = Reference(blueprint, codec.eos)

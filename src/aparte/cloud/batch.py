@@ -57,6 +57,7 @@ class Job:
         """That part with its hidden states and the session's cache. Raises what is wrong with the step."""
         if self._hidden is None:
             self._hidden = self.session.begin(self.step, self._payload)
+            self.session.cache.expect(len(self.step))
         step = self.part(nodes)
         hidden = self._hidden[self._done : self._done + nodes]
         return Item(self.session.cache, step, hidden, self.session.tap)

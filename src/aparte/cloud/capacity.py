@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from aparte.config import ServerLimits
 from aparte.errors import UserError
 
 #: Steps that a replica has in hand, waiting and computed, on average, before another one is wanted. So many
@@ -15,6 +14,12 @@ from aparte.errors import UserError
 STEPS_IN_HAND = 4.0
 #: The same for its places for sessions.
 SHARE_OF_SESSIONS = 0.8
+#: What is looked at is an average over so long. Another replica is started when one was wanted for so long
+#: without a break, and one is stopped when it was not needed for so long: loading takes a while, and the
+#: sessions of one that stops have to prefill elsewhere.
+LOOK_BACK_S = 30.0
+UP_AFTER_S = 30.0
+DOWN_AFTER_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -36,21 +41,23 @@ class Replicas:
         return cls(least, most)
 
 
-def wanted(in_hand: float, sessions: float, most_sessions: int) -> int:
-    """Replicas for so many steps in hand and sessions, at least one."""
-    by_steps = in_hand / STEPS_IN_HAND
-    by_sessions = sessions / (SHARE_OF_SESSIONS * most_sessions)
-    return max(1, math.ceil(round(max(by_steps, by_sessions), 6)))
+def needs(in_hand: float, sessions: float, most_sessions: int) -> dict[str, float]:
+    """Replicas that the load of one of them would fill, by steps in hand and by sessions.
+
+    It has places for ``most_sessions``.
+    """
+    return {
+        "by_steps": in_hand / STEPS_IN_HAND,
+        "by_sessions": sessions / (SHARE_OF_SESSIONS * most_sessions),
+    }
 
 
-def wanted_replicas(
-    context: Any, most_sessions: int = ServerLimits.max_sessions
-) -> tuple[int, dict[str, Any]]:
-    """Ray Serve's question how many replicas there should be, answered by queue and sessions.
+def wanted_replicas(context: Any) -> tuple[int, dict[str, Any]]:
+    """Ray Serve's question how many replicas there should be, answered by queue and sessions; at least one.
 
-    It looks at averages over some time (``look_back_period_s``). Sessions that are open stay where they are,
-    so a new replica relieves the others by taking those that come.
+    It gives what replicas say of :func:`needs`, averaged over :data:`LOOK_BACK_S`. Sessions that are open
+    stay where they are, so a new replica relieves the others by taking those that come.
     """
     found = context.aggregated_metrics or {}
-    totals = {name: sum((found.get(name) or {}).values()) for name in ("in_hand", "sessions")}
-    return wanted(totals["in_hand"], totals["sessions"], most_sessions), {}
+    totals = [sum((found.get(name) or {}).values()) for name in ("by_steps", "by_sessions")]
+    return max(1, math.ceil(round(max(totals), 6))), {}

@@ -12,6 +12,7 @@ from aparte.cloud.sessions import MiddleSession, Session
 from aparte.config import Cut, ServerLimits
 from aparte.errors import MismatchError, UserError
 from aparte.fingerprint import Fingerprint
+from aparte.model.slab import Slab
 from aparte.model.stage import Stage
 from aparte.step import ROOT, Step
 
@@ -45,6 +46,8 @@ class Engine:
         self.limits = limits or ServerLimits()
         #: Bytes of cache that a node takes, once :meth:`probe` knows.
         self.row_bytes = 0
+        #: Where sessions get memory from; a server puts its own here.
+        self.slab = Slab(keep=False)
         self._stage = stage
         self._width = width
         self._inner = inner
@@ -90,7 +93,7 @@ class Engine:
 
     def new_session(self, stage: Stage, wire: str) -> Session:
         """A session that computes with ``stage``."""
-        return MiddleSession(stage, wire, self._width, self.limits)
+        return MiddleSession(stage, wire, self._width, self.limits, self.slab)
 
     def served(self, session: Session) -> Fingerprint:
         """What the session is given."""

@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from aparte.errors import AparteError, SlotError, UserError
 from aparte.model.cache import SlotCache
+from aparte.model.slab import Slab
 from aparte.model.stage import Item, Output, Stage
 from aparte.model.tensor_parallel import Split
 
@@ -169,8 +170,8 @@ class LeadingStage(Stage):
         self._next = 0
         ranks.wait()
 
-    def new_cache(self, max_pending: int = 4096) -> SlotCache:
-        cache = super().new_cache(max_pending)
+    def new_cache(self, max_pending: int = 4096, slab: Slab | None = None) -> SlotCache:
+        cache = super().new_cache(max_pending, slab)
         number, self._next = self._next, self._next + 1
         self._caches[cache] = (number, max_pending)
         weakref.finalize(cache, self._ranks.dropped, number).atexit = False

@@ -14,6 +14,7 @@ from aparte.errors import (
     UserError,
     WireOverflowError,
 )
+from aparte.model.slab import SlabFullError
 
 
 class BusyError(AparteError):
@@ -36,6 +37,7 @@ class EvictedError(ExpiredError):
 _CODES: tuple[tuple[type[AparteError], str], ...] = (
     (BusyError, "busy"),
     (FullError, "busy"),
+    (SlabFullError, "busy"),
     (ShareError, "busy"),
     (ExpiredError, "expired"),
     (LimitError, "limit"),

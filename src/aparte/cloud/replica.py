@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aparte.cloud.capacity import Replicas, wanted_replicas
+from aparte.cloud import capacity
+from aparte.cloud.capacity import Replicas
 from aparte.cloud.keys import Keyring
 from aparte.cloud.serving import Served
 from aparte.errors import AparteError, UserError
@@ -67,7 +68,8 @@ class Replica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What :func:`~aparte.cloud.capacity.wanted_replicas` decides by."""
-        return {"in_hand": float(self._server.steps_in_hand), "sessions": float(self._server.session_count)}
+        server = self._server
+        return capacity.needs(server.steps_in_hand, server.session_count, server.engine.limits.max_sessions)
 
 
 def require_ray() -> None:
@@ -121,7 +123,10 @@ def start(served: Served, keys: Keyring | None, replicas: Replicas, address: Add
             "autoscaling_config": {
                 "min_replicas": least,
                 "max_replicas": most,
-                "policy": {"policy_function": wanted_replicas},
+                "look_back_period_s": capacity.LOOK_BACK_S,
+                "upscale_delay_s": capacity.UP_AFTER_S,
+                "downscale_delay_s": capacity.DOWN_AFTER_S,
+                "policy": {"policy_function": capacity.wanted_replicas},
             }
         }
     deployment = serve.deployment(

@@ -102,7 +102,7 @@ class MiddleServer:
         #: Whose token a connection came with.
         self._owners: weakref.WeakKeyDictionary[Connection, Owner] = weakref.WeakKeyDictionary()
         self.allowances = Allowances(self._keys)
-        self._watcher: asyncio.Task[None] | None = None
+        self._chores: tuple[asyncio.Task[None], ...] = ()
         self._tls = tls
         self._numbers = itertools.count(1)
         self._guests = 0  # connections past the door, greeted or not
@@ -115,6 +115,7 @@ class MiddleServer:
             session_budget=engine.limits.session_kv_bytes,
             share_of=self.allowances.memory_of,
         )
+        engine.slab = self.memory.slab
         self.scheduler = Scheduler(engine, self._worker, self.memory, self.telemetry.passed)
         self.parking = Parking(engine.limits.grace_s, engine.limits.max_sessions, self._free)
         self._server: Server | None = None
@@ -162,19 +163,20 @@ class MiddleServer:
         return int(next(iter(self._server.sockets)).getsockname()[1])
 
     def open(self) -> None:
-        """Begin to watch the tokens; for whoever brings connections without :meth:`start`."""
-        if self._watcher is None:
-            self._watcher = asyncio.create_task(self._watch_keys())
+        """Begin to watch tokens and memory; for whoever brings connections without :meth:`start`."""
+        if not self._chores:
+            self._chores = tuple(map(asyncio.create_task, (self._watch_keys(), self.memory.tidy())))
 
     async def close(self) -> None:
         """End all sessions and stop listening."""
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for chore in self._chores:
+            chore.cancel()
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
         self.parking.close()
         self._worker.shutdown(wait=True)
+        self.memory.slab.trim()
 
     def process_request(self, connection: Connection, request: Request) -> Response | None:
         """The door: health checks pass, everything else needs the token; a full house turns away."""
@@ -381,6 +383,8 @@ class MiddleServer:
             most_sessions=self.engine.limits.max_sessions,
             waiting_steps=self.scheduler.waiting,
             kv_bytes=self.cache_bytes,
+            kv_idle_bytes=self.memory.slab.idle,
+            kv_peak_bytes=self.memory.slab.peak,
             kv_budget_bytes=self.memory.budget,
             evicted=self.memory.evicted,
         )

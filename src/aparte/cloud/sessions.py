@@ -18,6 +18,7 @@ from aparte.cloud.acceptance import Acceptance
 from aparte.config import ServerLimits
 from aparte.errors import SlotError, UserError
 from aparte.model.cache import SlotCache
+from aparte.model.slab import Slab
 from aparte.model.stage import Stage
 from aparte.step import ROOT, Step
 from aparte.wire.tensors import TensorCodec
@@ -51,10 +52,11 @@ class Session(ABC):
     #: Which of the hosted layers it is served, if not all of them.
     part: Part | None = None
 
-    def __init__(self, stage: Stage, limits: ServerLimits) -> None:
+    def __init__(self, stage: Stage, limits: ServerLimits, slab: Slab) -> None:
+        """The cache's memory comes from ``slab``."""
         self.stage = stage
         self._limits = limits
-        self._cache: SlotCache | None = stage.new_cache(limits.max_pending_nodes)
+        self._cache: SlotCache | None = stage.new_cache(limits.max_pending_nodes, slab)
         #: The highest epoch seen; queued steps of older ones are not computed.
         self.epoch = 0
         #: The device is gone: nobody will read an answer.
@@ -123,9 +125,19 @@ class Session(ABC):
         self.check(step, payload)
         return self.read(step, payload)
 
-    def growth(self, step: Step, row_bytes: int) -> int:
-        """Bytes of cache that ``step`` will need beyond those held."""
-        return self._cache.growth(step, row_bytes) if self._cache else 0
+    def growth(self, step: Step, row_bytes: int, ahead: int = 0) -> int:
+        """Bytes of cache that ``step`` will need beyond those held, with ``ahead`` more nodes to come."""
+        return self._cache.growth(step, row_bytes, ahead) if self._cache else 0
+
+    @property
+    def largest_buffer(self) -> int:
+        """Bytes that are there twice for a moment when the cache grows."""
+        return self._cache.largest_buffer if self._cache else 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for an answer, and no forward pass uses the cache."""
+        return self.unanswered <= 0 and not (self._cache is not None and self._cache.in_pass)
 
     @property
     def row_bytes(self) -> int:
@@ -133,8 +145,10 @@ class Session(ABC):
         return self._cache.row_bytes if self._cache else 0
 
     def close(self) -> None:
-        """Free the cache."""
-        self._cache = None
+        """Free the cache; in a pass that is under way, at its end."""
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            cache.close()
 
     def evict(self) -> None:
         """Free the cache because others need the memory."""
@@ -145,8 +159,8 @@ class Session(ABC):
 class MiddleSession(Session):
     """Hidden states in, hidden states out, in the number format that the device talks in."""
 
-    def __init__(self, stage: Stage, wire: str, width: int, limits: ServerLimits) -> None:
-        super().__init__(stage, limits)
+    def __init__(self, stage: Stage, wire: str, width: int, limits: ServerLimits, slab: Slab) -> None:
+        super().__init__(stage, limits, slab)
         self._codec = TensorCodec(wire, width)
 
     def check_payload(self, step: Step, payload: bytes | memoryview) -> None:

@@ -68,6 +68,8 @@ class Level:
     most_sessions: int
     waiting_steps: int
     kv_bytes: int
+    kv_idle_bytes: int
+    kv_peak_bytes: int
     kv_budget_bytes: int | None
     evicted: int
 
@@ -164,7 +166,12 @@ class Telemetry:
                 "opened": counters.sessions_opened,
                 "evicted": level.evicted,
             },
-            "memory": {"kv_bytes": level.kv_bytes, "kv_budget_bytes": level.kv_budget_bytes},
+            "memory": {
+                "kv_bytes": level.kv_bytes,
+                "kv_idle_bytes": level.kv_idle_bytes,
+                "kv_peak_bytes": level.kv_peak_bytes,
+                "kv_budget_bytes": level.kv_budget_bytes,
+            },
             "steps": {
                 "answered": counters.steps,
                 "stale": counters.stale_steps,
@@ -199,6 +206,8 @@ class _Counted(Collector):
         yield _gauge("sessions_limit", "Most sessions at a time.", level.most_sessions)
         yield _gauge("waiting_steps", "Steps that are in no pass at the moment.", level.waiting_steps)
         yield _gauge("kv_bytes", "Bytes of key-value cache of all sessions.", level.kv_bytes)
+        yield _gauge("kv_idle_bytes", "Bytes kept for the caches of later sessions.", level.kv_idle_bytes)
+        yield _gauge("kv_peak_bytes", "The most that there was of both together.", level.kv_peak_bytes)
         if level.kv_budget_bytes is not None:
             yield _gauge("kv_budget_bytes", "Most bytes of it.", level.kv_budget_bytes)
         yield _counter("sessions_opened", "New sessions.", counters.sessions_opened)

@@ -19,6 +19,7 @@ from aparte.errors import FrameError, WireOverflowError
 from aparte.fingerprint import Fingerprint
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Embedding, Head, Progress
+from aparte.model.slab import Slab
 from aparte.model.stage import Stage
 from aparte.rejection import UNDECIDED, Noise, judge
 from aparte.sampling import choose, process
@@ -51,8 +52,9 @@ class VerifierSession(Session):
         vocab_size: int,
         codec: TensorCodec,
         limits: ServerLimits,
+        slab: Slab,
     ) -> None:
-        super().__init__(stage, limits)
+        super().__init__(stage, limits, slab)
         self._embed = embed
         self._head = head
         self._vocab_size = vocab_size
@@ -165,7 +167,8 @@ class Verifier(Engine):
 
     def new_session(self, stage: Stage, wire: str) -> VerifierSession:
         codec = TensorCodec(wire, self._width)
-        return VerifierSession(stage, self._embed, self._head, self._vocab_size, codec, self.limits)
+        ends = (self._embed, self._head, self._vocab_size)
+        return VerifierSession(stage, *ends, codec, self.limits, self.slab)
 
     def probe(self) -> None:
         """Have one token verified, so that "ready" means it works."""

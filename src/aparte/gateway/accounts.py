@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aparte.answer import Answer, Piece
+from aparte.measure.decomposition import Parts, decompose
 from aparte.target.outgoing import Sent
 
 
@@ -30,10 +31,22 @@ def usage(
             "mat": round(written / trips, 4) if trips else 0.0,
             "bytes_up": sum(answer.bytes_up for answer in answers),
             "bytes_down": sum(answer.bytes_down for answer in answers),
+            "elapsed_s": round(sum(answer.elapsed_s for answer in answers), 4),
+            "parts": _parts(answers),
             "revealed": _revealed(answers, target, layer),
             "pseudonyms": pseudonyms,
         },
     }
+
+
+def _parts(answers: Sequence[Answer]) -> dict[str, float | None]:
+    """Where the time of all answers went; it adds up to their ``elapsed_s``, and nothing is negative."""
+    total = Parts()
+    for answer in answers:
+        total += answer.decomposition().settled()
+    known = {answer.link.mbps_up for answer in answers}
+    mbps = known.pop() if len(known) == 1 else None
+    return {**total.to_json(), "mbps": mbps and round(mbps, 3)}
 
 
 def _revealed(answers: Sequence[Answer], target: str, layer: int | None) -> dict[str, Any]:
@@ -61,6 +74,7 @@ def _nodes(answer: Answer) -> int:
 def round_trip(piece: Piece, number: int) -> dict[str, Any]:
     """What a chunk of a stream tells of its round trip."""
     step = piece.record.to_json()
+    parts = decompose(piece.record).settled()
     kept = (
         "nodes",
         "drafted",
@@ -73,7 +87,12 @@ def round_trip(piece: Piece, number: int) -> dict[str, Any]:
         "bytes_down",
         "reconnects",
     )
-    return {"round_trip": number, "tokens": len(piece.tokens), **{name: step[name] for name in kept}}
+    return {
+        "round_trip": number,
+        "tokens": len(piece.tokens),
+        **{name: step[name] for name in kept},
+        "parts": parts.to_json(),
+    }
 
 
 def what_was_sent(messages: Sequence[Sent]) -> list[dict[str, Any]]:

@@ -21,11 +21,7 @@ from aparte.gateway.tools import Call
 from aparte.privacy.finders import Finder, Listed
 from aparte.privacy.pseudonyms import Pseudonyms
 from aparte.privacy.restore import Restorer
-
-#: Keys of a JSON schema whose values are words of its own, or names of its parts.
-_NO_TEXT = frozenset(("type", "format", "required", "$ref", "$id", "$schema", "$anchor", "$dynamicRef"))
-#: And those whose values are the schema's subject, whatever they look like.
-_VALUES = frozenset(("default", "enum", "const", "examples"))
+from aparte.privacy.structured import each_text, hide_schema
 
 
 class Hiding:
@@ -69,7 +65,7 @@ def hide_message(message: dict[str, Any], hide: Callable[[str], str]) -> dict[st
 
 
 def _hide_arguments(function: dict[str, Any], hide: Callable[[str], str]) -> dict[str, Any]:
-    return function | {"arguments": _each_text(function["arguments"], hide)}
+    return function | {"arguments": each_text(function["arguments"], hide)}
 
 
 def hide_tool(tool: dict[str, Any], hide: Callable[[str], str]) -> dict[str, Any]:
@@ -82,38 +78,12 @@ def hide_tool(tool: dict[str, Any], hide: Callable[[str], str]) -> dict[str, Any
     return tool | {"function": function}
 
 
-def hide_schema(schema: Any, hide: Callable[[str], str]) -> Any:
-    """Descriptions, choices and examples; names of properties stay, they are the program's."""
-    return _each_text(schema, hide, skip=_NO_TEXT)
-
-
 def restored(call: Call, restore: Callable[[], Restorer]) -> Call:
     """A call with the originals in its arguments, as the client's function expects them."""
-    arguments = _each_text(json.loads(call.arguments), lambda text: whole(restore(), text))
+    arguments = each_text(json.loads(call.arguments), lambda text: whole(restore(), text))
     return Call(call.id, call.name, json.dumps(arguments, ensure_ascii=False))
 
 
 def whole(restorer: Restorer, text: str) -> str:
     """All of a text, restored."""
     return restorer.feed(text) + restorer.finish()
-
-
-def in_json(original: str) -> str:
-    """How an original is spelled inside of a string of JSON."""
-    return json.dumps(original, ensure_ascii=False)[1:-1]
-
-
-def _each_text(value: Any, change: Callable[[str], str], skip: frozenset[str] = frozenset()) -> Any:
-    """JSON with every string changed but keys, and the words of a schema under the keys in ``skip``."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [_each_text(one, change, skip) for one in value]
-    if isinstance(value, dict):
-        return {
-            key: one
-            if key in skip and not isinstance(one, dict)  # else it is a property of that name
-            else _each_text(one, change, frozenset() if key in _VALUES else skip)
-            for key, one in value.items()
-        }
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -30,6 +31,13 @@ class Metrics:
             "gateway_first_token_seconds", "Time to first token.", buckets=SECONDS, **about
         )
         self._whole = Histogram("gateway_answer_seconds", "Time of an answer.", buckets=SECONDS, **about)
+        self._parts = Counter(
+            "gateway_time_seconds",
+            "Time of answers by the part it went to: network latency, transfer up and down, device, codec "
+            "(number formats), cloud, queue there, and the rest.",
+            ["part"],
+            **about,
+        )
         busy = Gauge("gateway_busy_sessions", "Sessions with an answer under way.", **about)
         busy.set_function(lambda: pool.busy)
         waiting = Gauge("gateway_waiting_answers", "Answers that wait for a session.", **about)
@@ -50,6 +58,8 @@ class Metrics:
         if answer.token_ids:
             self._first.observe(answer.ttft_ms / 1e3)
             self._whole.observe(answer.elapsed_s)
+            for name, value in asdict(answer.decomposition().settled()).items():
+                self._parts.labels(name.removesuffix("_ms")).inc(value / 1e3)
 
     def render(self) -> bytes:
         """In the format that Prometheus reads."""

@@ -10,11 +10,12 @@ from typing import Any
 
 from aparte.adjust import TokenLogprob
 from aparte.gateway.accounts import round_trip, what_was_sent
-from aparte.gateway.hiding import in_json, restored
+from aparte.gateway.hiding import restored
 from aparte.gateway.tools import Call, ToolCalls
 from aparte.gateway.translate import Order
 from aparte.pool import Part
 from aparte.privacy.restore import Restorer
+from aparte.privacy.structured import in_json
 from aparte.text.stream import INCOMPLETE
 from aparte.text.tokenizer import Codec
 

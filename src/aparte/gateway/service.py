@@ -1,9 +1,9 @@
-"""Writes what was ordered: choice after choice, as a whole or as a stream of events."""
+"""Writes what was ordered, as a whole or as a stream of events."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from typing import Any
 
 from aparte.answer import Answer
@@ -14,6 +14,7 @@ from aparte.gateway.metrics import Metrics
 from aparte.gateway.problems import from_exception
 from aparte.gateway.replies import Choice, Envelope, Spelling
 from aparte.gateway.translate import Order
+from aparte.gateway.work import Work
 from aparte.live import Reading
 
 
@@ -29,23 +30,23 @@ class Service:
 
     async def complete(self, order: Order) -> dict[str, Any]:
         """The whole answer. Cancelling this ends the work within one step."""
-        choices: list[Choice] = []
-        answers: list[Answer] = []
-        async with contextlib.aclosing(self._write(order, answers)) as written:
+        choices: dict[int, Choice] = {}
+        work = Work(self._model, order, self._spelling, self._metrics)
+        async with contextlib.aclosing(work.events()) as written:
             async for choice, _ in written:
-                if choice not in choices[-1:]:
-                    choices.append(choice)
+                choices[choice.index] = choice
         envelope = Envelope(self._name, order.chat)
-        return envelope.whole([choice.whole() for choice in choices], self._usage(order, answers))
+        whole = [choices[index].whole() for index in sorted(choices)]
+        return envelope.whole(whole, self._usage(order, work.answers))
 
     async def events(self, order: Order) -> Events:
         """The answer as server-sent events. Closing this ends the work within one step."""
         envelope = Envelope(self._name, order.chat)
-        answers: list[Answer] = []
+        work = Work(self._model, order, self._spelling, self._metrics)
         started: set[int] = set()
         begun = False
         try:
-            async with contextlib.aclosing(self._write(order, answers)) as written:
+            async with contextlib.aclosing(work.events()) as written:
                 async for choice, event in written:
                     begun = True
                     if isinstance(event, Reading):
@@ -62,25 +63,10 @@ class Service:
             yield data(from_exception(error).to_json())
             return
         if order.include_usage:
-            yield data(envelope.chunk([]) | {"usage": self._usage(order, answers)})
+            yield data(envelope.chunk([]) | {"usage": self._usage(order, work.answers)})
         yield "data: [DONE]\n\n"
 
-    async def _write(
-        self, order: Order, answers: list[Answer]
-    ) -> AsyncGenerator[tuple[Choice, Reading | dict[str, Any]], None]:
-        """Every choice with what happens to it; ``answers`` gets each one that was begun."""
-        for index, (prompt, options) in enumerate(order.choices()):
-            choice = Choice(index, order, self._spelling)
-            async with self._model.live(prompt, options) as live:
-                try:
-                    async for event in live.events():
-                        yield choice, event if isinstance(event, Reading) else choice.take(event)
-                finally:
-                    self._metrics.answer(live.answer)
-                answers.append(live.answer)
-                yield choice, choice.end(live.answer.finish_reason)
-
-    def _usage(self, order: Order, answers: list[Answer]) -> dict[str, Any]:
+    def _usage(self, order: Order, answers: Sequence[Answer]) -> dict[str, Any]:
         connection = self._model.connection
         prompts = sum(map(len, order.prompts))
         replaced = None if order.names is None else order.names.count

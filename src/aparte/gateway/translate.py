@@ -10,11 +10,12 @@ from typing import Any
 
 from aparte.api import Aparte
 from aparte.gateway.calling import calling
-from aparte.gateway.hiding import Hiding, beginning, hide_message, hide_schema, hide_tool
+from aparte.gateway.hiding import Hiding, beginning, hide_message, hide_tool
 from aparte.gateway.problems import ApiError, unsupported
 from aparte.gateway.requests import ChatRequest, CompletionRequest, Message, Request, ResponseFormat
 from aparte.options import Options
 from aparte.privacy.pseudonyms import Pseudonyms
+from aparte.privacy.structured import hide_schema
 
 #: What the API promises where a request says nothing.
 DEFAULT_TEMPERATURE = 1.0

@@ -57,6 +57,13 @@ class Parts:
         """Latency and transfer."""
         return self.latency_ms + self.up_ms + self.down_ms
 
+    def settled(self) -> Parts:
+        """The same time without a negative rest, which is what parts shared: that is left out of them, of
+        the latency first."""
+        if self.rest_ms >= 0:
+            return self
+        return replace(_without(self, -self.rest_ms), rest_ms=0.0)
+
     def __add__(self, other: Parts) -> Parts:
         return Parts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
@@ -108,7 +115,8 @@ def decompose(step: StepRecord, bandwidth: Bandwidth = Bandwidth()) -> Parts:
         queue_ms=timing.queue_ms,
         up_ms=up_ms,
         down_ms=down_ms,
-        latency_ms=timing.rtt_ms - up_ms - down_ms,
+        # Where transfer takes all of it, rounding may leave a little less than nothing.
+        latency_ms=max(0.0, timing.rtt_ms - up_ms - down_ms),
     )
     if step.ahead:
         parts = _without(parts, parts.known_ms - step.step_ms)

@@ -23,6 +23,8 @@ from aparte.address import parse_address
 from aparte.config import Compute, Cut, Decoding
 from aparte.errors import AparteError, UserError
 from aparte.measure.cloud_process import CloudProcess
+from aparte.measure.doctor_path import Door
+from aparte.measure.passes import Passes
 from aparte.measure.wan_link import WanProfile
 from aparte.measure.wan_process import wan_process
 
@@ -63,6 +65,7 @@ class Row:
     clients: int
     tok_s: list[float] = field(default_factory=list)  # of all clients together, by repeat
     steps: list[dict[str, float]] = field(default_factory=list)
+    passes: Passes = field(default_factory=Passes)
 
     def to_json(self) -> dict[str, Any]:
         """Medians and 95th percentiles over all steps but the first of each answer; tok/s by median."""
@@ -77,6 +80,9 @@ class Row:
             "cloud_p50_ms": _percentile(columns["cloud_ms"], 50),
             "cloud_p95_ms": _percentile(columns["cloud_ms"], 95),
             "steps": len(self.steps),
+            "nodes_per_step": _mean([step["nodes"] for step in self.steps]),
+            "tokens_per_step": _mean([step["tokens"] for step in self.steps]),
+            **self.passes.to_json(),
         }
 
 
@@ -95,7 +101,9 @@ def measure(load: Load, progress: Callable[[str, int, int], None]) -> dict[str, 
             if count == UNSPLIT:
                 unsplit.append(devices.unsplit_tok_s(load.seconds))
                 continue
+            before = Passes.read(devices.cloud)
             results = together(devices.clients[:count], load.seconds)
+            rows[count].passes += Passes.read(devices.cloud) - before
             rows[count].tok_s.append(sum(result["tokens"] for result in results) / load.seconds)
             for result in results:
                 rows[count].steps += result["steps"]
@@ -138,6 +146,7 @@ class Devices:
     """What runs during a measurement."""
 
     cloud_pid: int
+    cloud: Door
     clients: list[Client]
     unsplit: Client | None
 
@@ -154,7 +163,8 @@ def running(load: Load, progress: Callable[[str, int, int], None]) -> Iterator[D
     most = max(load.clients)
     with contextlib.ExitStack() as stack:
         cloud = stack.enter_context(CloudProcess(load.model, load.cut, load.compute))
-        address = parse_address(cloud.url().removeprefix("ws://"))
+        door = Door(cloud.url(), cloud.token)
+        address = parse_address(door.url.removeprefix("ws://"))
         clients = []
         for index in range(most):
             host, port = stack.enter_context(wan_process(address, load.link))
@@ -168,7 +178,7 @@ def running(load: Load, progress: Callable[[str, int, int], None]) -> Iterator[D
         progress("starting devices", most, most)
         if unsplit is not None:
             unsplit.receive()
-        yield Devices(cloud.pid, clients, unsplit)
+        yield Devices(cloud.pid, door, clients, unsplit)
 
 
 class Client:
@@ -253,3 +263,7 @@ def _percentile(values: Sequence[float], percent: int) -> float | None:
         return None
     ordered = sorted(values)
     return round(ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)], 3)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(statistics.fmean(values), 3) if values else None

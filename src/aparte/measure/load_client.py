@@ -74,6 +74,8 @@ class Client:
                                 "step_ms": piece.record.step_ms,
                                 "queue_ms": piece.record.timing.queue_ms,
                                 "cloud_ms": piece.record.timing.cloud_ms,
+                                "nodes": piece.record.nodes,
+                                "tokens": len(piece.tokens),
                             }
                         )
             finally:

@@ -10,6 +10,7 @@ from typing import Any
 from aparte.config import Cut, DtypeName, WireName
 from aparte.errors import UserError
 from aparte.measure import plan_size
+from aparte.measure.plan_measured import SEQUENTIAL, Measured
 from aparte.measure.plan_modes import Draft, Mode, rounded
 from aparte.measure.plan_presets import look_up
 from aparte.measure.plan_queue import Crowd, Curve, enough, simulate
@@ -26,6 +27,7 @@ from aparte.measure.plan_speed import (
     step_bytes,
     step_ms,
     step_times,
+    transfer_ms,
 )
 
 REFERENCE_RTT_MS = 80.0
@@ -52,7 +54,7 @@ class Question:
     wire: WireName = "auto"
     draft: str | None = None
     own: Own = field(default_factory=Own)
-    #: What ``aparte bench step --json`` printed, for the time of a pass by its nodes.
+    #: What ``aparte bench step --json`` or ``aparte bench load --json`` printed.
     measured: Path | None = None
 
     def __post_init__(self) -> None:
@@ -92,7 +94,8 @@ class Plan:
         self.cloud: Memory = plan_size.cloud_memory(self.shape, cut, dtype, context, question.users)
         self.times: Times = step_times(self.shape, self.known, cut, dtype, question.own)
         self.drafting = drafting_of(self.known, question.own)
-        self.auto = auto_drafting()
+        self.measured = None if question.measured is None else Measured.read(question.measured, question.cut)
+        self.auto = self._auto()
         self.curve = self._curve()
         self.wire_bytes = 4 if question.wire == "float32" else 2
         self.draft = Draft.of(
@@ -138,12 +141,28 @@ class Plan:
 
     def _alone_ms(self, rtt_ms: float, drafting: Drafting | None) -> float:
         """A step of one user, with nobody else there."""
-        size = step_bytes(self.shape, self.wire_bytes, drafting.nodes if drafting else 0.0)
-        return step_ms(self.times, rtt_ms, self.question.mbps, size, drafting)
+        nodes = drafting.nodes if drafting else 0.0
+        size = step_bytes(self.shape, self.wire_bytes, nodes)
+        steps = self.measured.steps if self.measured else None
+        if steps is None:
+            return step_ms(self.times, rtt_ms, self.question.mbps, size, drafting)
+        there = transfer_ms(step_bytes(self.shape, self.wire_bytes, steps.nodes - 1), steps.mbps)
+        alone_ms = rtt_ms + max(0.0, steps.rest_ms - there) + transfer_ms(size, self.question.mbps)
+        if drafting is None or steps.decode != SEQUENTIAL:
+            return alone_ms + self.curve(1 + nodes)
+        # Measured without drafts: what those cost on both sides is assumed as without a measurement.
+        return alone_ms + self.curve(1) + drafting.extra_ms + drafting.nodes * self.times.node_ms
+
+    def _auto(self) -> Drafting:
+        steps = self.measured.steps if self.measured else None
+        if self.measured is None or steps is None or steps.decode == SEQUENTIAL:
+            return auto_drafting()
+        source = f"{self.question.measured.name if self.question.measured else ''}: --decode {steps.decode}"
+        return Drafting(steps.tokens, steps.nodes - 1, 0.0, source)
 
     def _curve(self) -> Curve:
-        if self.question.measured is not None:
-            return Curve.read(self.question.measured)
+        if self.measured is not None:
+            return self.measured.curve
         cloud_ms = self.times.cloud_ms
         return Curve.straight(
             cloud_ms,
@@ -177,9 +196,8 @@ class Plan:
         question, shape, times = self.question, self.shape, self.times
         rtt_ms = question.reference_rtt_ms
         whole = plan_size.whole_memory(shape, question.dtype, question.context).held / GB
-        size = step_bytes(shape, self.wire_bytes, self.drafting.nodes)
-        split_ms = step_ms(times, rtt_ms, question.mbps, size, self.drafting)
-        sequential = 1e3 / step_ms(times, rtt_ms, question.mbps, step_bytes(shape, self.wire_bytes, 0), None)
+        split_ms = self._alone_ms(rtt_ms, self.drafting)
+        sequential = 1e3 / self._alone_ms(rtt_ms, None)
         split = max(sequential, self.drafting.tokens * 1e3 / split_ms)
         middle = shape.layers - question.cut.front - question.cut.back
         alone_ms = times.device_ms + middle * times.device_layer_ms
@@ -217,6 +235,9 @@ class Plan:
             found.append(Assumption("auto_nodes", self.auto.nodes, "nodes per step", self.auto.source))
         if self.draft:
             found += self.draft.assumptions
+        if self.measured and (steps := self.measured.steps):
+            says = f"{self.curve.source}: median step less pass, queue and round trip of the fewest devices"
+            found.append(Assumption("rest_ms", steps.rest_ms, f"ms, --decode {steps.decode}", says))
         if self.question.users > 1:
             full_ms = self.curve(self.curve.full)
             found.append(
@@ -283,6 +304,7 @@ class Plan:
             "rtt_to_compute": rounded(question.reference_rtt_ms / self.times.cloud_ms),
             "projections": [self.projection(rtt_ms) for rtt_ms in question.rtts_ms],
             "fleet": self.fleet(),
+            "compared": self.measured.compared() if self.measured else [],
             "modes": [
                 mode.to_json()
                 | {

@@ -222,11 +222,15 @@ def step_bytes(shape: Shape, wire_bytes: int, nodes: float) -> float:
     return HEADER_BYTES + (1 + nodes) * shape.hidden * wire_bytes
 
 
+def transfer_ms(size: float, mbps: float | None) -> float:
+    """A message of ``size`` bytes up and another down."""
+    return 0.0 if mbps is None else 2 * size * 8 / (mbps * 1e3)
+
+
 def step_ms(times: Times, rtt_ms: float, mbps: float | None, size: float, drafting: Drafting | None) -> float:
     """One round trip with messages of ``size`` bytes each way."""
-    transfer_ms = 0.0 if mbps is None else 2 * size * 8 / (mbps * 1e3)
     extra_ms = 0.0 if drafting is None else drafting.extra_ms + drafting.nodes * times.node_ms
-    return rtt_ms + times.fixed_ms + transfer_ms + extra_ms
+    return rtt_ms + times.fixed_ms + transfer_ms(size, mbps) + extra_ms
 
 
 def pass_ms(shape: Shape, layer_ms: float, bandwidth: float, dtype: DtypeName) -> float:

@@ -1,28 +1,36 @@
 """SPADE measured: one model on the edge drafts, the whole model verifies; against cloud only and edge only.
 
 Every answer is really written, in this process, with the real frames of draft mode; the link's time is added
-by arithmetic (:mod:`aparte.measure.simulated_link`). The ways to write take turns on each question, in an
-order that rotates, so that a machine that gets slower during a run slows all of them. The prompt is read
-before that, by both sides, and reported apart: what the ways differ in is the answer.
+by arithmetic (:mod:`aparte.measure.simulated_link`). *Co-located* is the same loop without a link: the
+drafter beside the verifier, at the pace that pays there. *Pipelined* is drafting on while a block is being
+verified, on a link of each round trip, against the same with one block at a time.
+
+The ways to write take turns on each question, in an order that rotates, so that a machine that gets slower
+during a run slows all of them. The prompt is read before that, by both sides, and reported apart: what the
+ways differ in is the answer.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from aparte.answer import Answer, Writer
-from aparte.config import Decoding, Sampling, Stopping
+from aparte.config import GOALS, LONGEST_DRAFT, Decoding, Sampling, Stopping
 from aparte.errors import UserError
-from aparte.measure.simulated_link import SimulatedLink, link_ms
+from aparte.measure.simulated_link import SimulatedLink
+from aparte.measure.spade_run import Prompt, Run, digest
 from aparte.measure.specbench import Question
+from aparte.measure.wan_link import WanProfile
+from aparte.speculate.ahead import SendAhead
 from aparte.speculate.chain import Chain
 from aparte.speculate.common import CommonTable
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
+from aparte.speculate.drawn import open_drawn_tree
+from aparte.speculate.length import LengthPlan
 from aparte.speculate.neural import TreeModel
 from aparte.speculate.voice import Voice, open_voice
 from aparte.target.draft import DraftTarget
@@ -30,20 +38,32 @@ from aparte.target.draft import DraftTarget
 #: Block lengths of the paper's sweep and around it.
 LENGTHS = (1, 2, 4, 6, 8, 12)
 CLOUD, EDGE, BARE = "cloud_only", "edge_only", "no_states"
-#: Of the block lengths, the one nearest to this is measured without returned states too.
+#: Blocks that get as many nodes as are worth it.
+AUTO = "automatic"
+#: Names of further ways: with a block length, and with a round trip.
+COLOCATED, ONE, AHEAD = "colocated {}", "one at a time {}", "pipelined {}"
+#: Round trips that speeds are worked out for, and blocks are sent ahead on.
+RTTS_MS = (0, 20, 80, 150)
+#: Of the block lengths, the one nearest to this is measured without returned states, and pipelined, too.
 BARE_LENGTH = 4
 #: Tokens that are written on each question before anything is measured.
 WARM_UP_TOKENS = 8
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
+def parse_sweep(text: str) -> tuple[tuple[int, ...], bool]:
+    """Read ``"1,2,4,auto"``: the lengths, and whether ``auto`` is among them."""
+    parts = text.split(",")
+    return parse_lengths(",".join(part for part in parts if part != "auto")), "auto" in parts
+
+
+def parse_lengths(text: str, option: str = "--d") -> tuple[int, ...]:
     """Read ``"1,2,4"``."""
     try:
         lengths = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         lengths = ()
     if not lengths or not 1 <= lengths[0] <= lengths[-1] <= 64:
-        raise UserError(f"--d {text} is not a list of block lengths from 1 to 64, like 1,2,4,8.")
+        raise UserError(f"{option} {text} is not a list of block lengths from 1 to 64, like 1,2,4,8.")
     return lengths
 
 
@@ -88,6 +108,15 @@ class Options:
     rejection: bool = False
     #: Trees of ``d`` nodes in place of chains of ``d`` tokens.
     tree: bool = False
+    #: Whether blocks with as many nodes as are worth it are measured too; and for what they are.
+    auto: bool = False
+    goal: str = GOALS[0]
+    #: Keep what drafting learns from question to question.
+    warm: bool = False
+    #: Block lengths that are measured with the drafter beside the verifier.
+    colocated: tuple[int, ...] = ()
+    #: Blocks under way at a time, for the pipelined ways: as many as pay with None; with 1 there are none.
+    in_flight: int | None = 1
 
     @property
     def bare_length(self) -> int:
@@ -95,58 +124,17 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One answer, without its prompt. Times in ms; ``compute_ms`` is everything but the link."""
+class Way:
+    """How an answer is written: blocks of ``length``, on a link ``profile`` or, without one, the edge's.
 
-    tokens: int
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    cloud_ms: float = 0.0
-    edge_ms: float = 0.0
-    compute_ms: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    bytes_states: int = 0
-    #: A hash of the token ids, and the text where there is a reference to compare it with.
-    digest: str = ""
-    text: str | None = None
+    None is a length that is decided block by block. ``ahead`` is what decides about sending ahead, where that
+    is done.
+    """
 
-    @classmethod
-    def of(cls, answer: Answer, link: SimulatedLink, bytes_states: int) -> Run:
-        """What an answer took that was written over a simulated link."""
-        steps = answer.steps
-        wall_ms = sum(step.step_ms for step in steps)
-        # The answer's last step may have been cut; what was accepted of it is what was kept.
-        accepted = [min(step.drafted, step.accepted - 1) for step in steps]
-        whole = zip(steps[:-1], accepted, strict=False)
-        return cls(
-            tokens=len(answer.token_ids),
-            steps=len(steps),
-            drafted=sum(step.drafted for step in steps),
-            accepted=sum(accepted),
-            rejected=sum(step.drafted > right for step, right in whole),
-            cloud_ms=sum(step.timing.cloud_ms for step in steps),
-            edge_ms=sum(step.draft_ms for step in steps),
-            compute_ms=wall_ms - link_ms(link.profile, len(steps), answer.bytes_up + answer.bytes_down),
-            bytes_up=answer.bytes_up,
-            bytes_down=answer.bytes_down,
-            bytes_states=bytes_states,
-            digest=digest(answer.token_ids),
-            text=answer.text,
-        )
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What reading the prompt took, on both sides."""
-
-    tokens: int
-    cloud_ms: float
-    edge_ms: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
+    length: int | None
+    profile: WanProfile | None = None
+    ahead: SendAhead | None = None
+    bare: bool = False
 
 
 @dataclass
@@ -158,17 +146,35 @@ class Bench:
     options: Options
     references: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # What is learned of a link holds from question to question, as it does in use.
+        self._learned = {rtt: SendAhead() for rtt in RTTS_MS}
+        self._plan = LengthPlan(spares_cloud=self.options.goal == "cloud")
+        self._warm: dict[Way, Drafter] = {}
+
     @property
     def has_states(self) -> bool:
         return self.edge is not self.bare
 
     @property
-    def ways(self) -> tuple[str, ...]:
-        """Names of what is measured."""
-        ways = [CLOUD, *map(str, self.options.lengths)]
+    def ways(self) -> dict[str, Way | None]:
+        """What is measured, by name; None is the draft alone."""
+        options = self.options
+        ways: dict[str, Way | None] = {CLOUD: Way(0, bare=True)}
         if self.edge.models:
-            ways.insert(1, EDGE)
-        return (*ways, BARE) if self.has_states else tuple(ways)
+            ways[EDGE] = None
+        ways |= {str(length): Way(length) for length in options.lengths}
+        if options.auto:
+            ways[AUTO] = Way(None)
+        if self.has_states:
+            ways[BARE] = Way(options.bare_length, bare=True)
+        ways |= {COLOCATED.format(length): Way(length, WanProfile()) for length in options.colocated}
+        if options.in_flight != 1:
+            for rtt in RTTS_MS:
+                link = replace(self.edge.link.profile, rtt_ms=rtt)
+                ways[ONE.format(rtt)] = Way(options.bare_length, link)
+                ways[AHEAD.format(rtt)] = Way(options.bare_length, link, self._learned[rtt])
+        return ways
 
     def run(
         self,
@@ -194,8 +200,9 @@ class Bench:
         read = self._read(self.edge, prompt)
         if self.has_states:
             self._read(self.bare, prompt)
-        start = number % len(self.ways)
-        runs = {way: self._write(way, prompt) for way in (*self.ways[start:], *self.ways[:start])}
+        ways = list(self.ways.items())
+        start = number % len(ways)
+        runs = {name: self._write(way, prompt) for name, way in (*ways[start:], *ways[:start])}
         scored = question.id in self.references
         return {
             "id": question.id,
@@ -203,15 +210,17 @@ class Bench:
             "scored": scored,
             "prompt": asdict(read),
             "runs": {
-                way: {key: value for key, value in asdict(runs[way]).items() if scored or key != "text"}
-                for way in self.ways
+                name: {key: value for key, value in asdict(runs[name]).items() if scored or key != "text"}
+                for name, _ in ways
             },
         }
 
     def _read(self, edge: Edge, prompt: Sequence[int]) -> Prompt:
         """Have both sides read the prompt, and a few tokens more, so that what needs a first time has it."""
         edge.writer.forget()
-        answer = self._answer(edge, prompt, self.options.bare_length, WARM_UP_TOKENS)
+        length = self.options.bare_length
+        drafter = self._new_drafter(edge, length)
+        answer = self._answer(edge, prompt, Way(length), drafter, WARM_UP_TOKENS)
         first = answer.steps[0]
         begun = next((place for place, step in enumerate(answer.steps) if step.drafted), 0)
         return Prompt(
@@ -222,37 +231,75 @@ class Bench:
             first.timing.bytes_down,
         )
 
-    def _write(self, way: str, prompt: Sequence[int]) -> Run:
-        if way == EDGE:
+    def _write(self, way: Way | None, prompt: Sequence[int]) -> Run:
+        if way is None:
             return self._alone(prompt)
-        edge = self.edge if way.isdecimal() else self.bare
-        length = 0 if way == CLOUD else int(way) if way.isdecimal() else self.options.bare_length
-        before = edge.bytes_states
-        answer = self._answer(edge, prompt, length, self.options.max_new_tokens)
-        return Run.of(answer, edge.link, edge.bytes_states - before)
+        edge = self.bare if way.bare else self.edge
+        link, usual = edge.link, edge.link.profile
+        link.profile = way.profile or usual
+        states, cloud_ms = edge.bytes_states, link.computed_ms
+        try:
+            answer = self._answer(edge, prompt, way, self._drafter(edge, way), self.options.max_new_tokens)
+            link.forget_stale()
+            return Run.of(answer, link, link.computed_ms - cloud_ms, edge.bytes_states - states)
+        finally:
+            link.profile = usual
 
-    def _drafter(self, edge: Edge, length: int) -> Drafter:
-        if not length:
+    def _drafter(self, edge: Edge, way: Way) -> Drafter:
+        if not self.options.warm or way.ahead is not None:
+            return self._new_drafter(edge, way.length)
+        if way not in self._warm:
+            self._warm[way] = self._new_drafter(edge, way.length)
+        return self._warm[way]
+
+    def _new_drafter(self, edge: Edge, length: int | None) -> Drafter:
+        if length == 0:
             return Nothing()
-        if self.options.tree:
-            decoding = Decoding("+".join(edge.names), max_nodes=length, draft=_needs_a_name(edge.names))
-            return make_drafter(decoding, models=edge.models, clock=edge.link.clock)
+        options = self.options
+        plan = self._plan if length is None else None
+        if options.tree and not options.sampling.greedy:
+            return open_drawn_tree(
+                edge.names,
+                edge.models,
+                options.sampling,
+                size=length,
+                eos=edge.writer.codec.eos,
+                plan=plan,
+                clock=edge.link.clock,
+            )
+        if options.tree:
+            return make_drafter(
+                _decoding(edge, length),
+                models=edge.models,
+                clock=edge.link.clock,
+                patient=length is None and options.goal == "cloud",
+            )
         return Chain(
             edge.voices(),
-            self.options.sampling,
-            rejection=self.options.rejection,
+            options.sampling,
+            rejection=options.rejection,
             length=length,
             eos=edge.writer.codec.eos,
+            plan=plan,
             clock=edge.link.clock,
         )
 
-    def _answer(self, edge: Edge, prompt: Sequence[int], length: int, count: int) -> Answer:
-        """One answer with blocks of ``length``, one step at a time."""
+    def _answer(self, edge: Edge, prompt: Sequence[int], way: Way, drafter: Drafter, count: int) -> Answer:
+        """One answer, the prompt of which is known to both sides or not."""
+        if way.ahead is not None:
+            edge.writer.ahead = way.ahead
+            decoding = _decoding(edge, way.length, self.options.in_flight)
+        elif way.length is not None:
+            decoding = Decoding("sequential", max_nodes=max(1, way.length), in_flight=1)
+        elif self.options.tree and self.options.sampling.greedy:
+            decoding = replace(_decoding(edge, None), spares_cloud=self.options.goal == "cloud")
+        else:  # these decide themselves how far they go
+            decoding = Decoding("sequential", max_nodes=LONGEST_DRAFT, in_flight=1)
         return edge.writer.complete(
             prompt,
-            self._drafter(edge, length),
+            drafter,
             sampling=self.options.sampling,
-            decoding=Decoding("sequential", max_nodes=max(1, length), in_flight=1),
+            decoding=decoding,
             stopping=Stopping(max_new_tokens=count),
         )
 
@@ -282,11 +329,8 @@ class Bench:
         )
 
 
-def digest(tokens: Sequence[int]) -> str:
-    """A hash of token ids, so that two answers can be told to be the same."""
-    return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:16]
-
-
-def _needs_a_name(names: Sequence[str]) -> str | None:
-    """:class:`Decoding` wants to know which model drafts; here it is loaded already."""
-    return "loaded" if "model" in names else None
+def _decoding(edge: Edge, length: int | None, in_flight: int | None = 1) -> Decoding:
+    """Merged trees of the edge's sources, of ``length`` nodes or as many as the writer's budget allows."""
+    # It wants to know which model drafts; here that is loaded already.
+    draft = "loaded" if "model" in edge.names else None
+    return Decoding("+".join(edge.names), max_nodes=length, draft=draft, in_flight=in_flight)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aparte.measure.plot_file import GRID, INK, STYLES, save_plot
-from aparte.measure.spade import CLOUD, EDGE
-from aparte.measure.spade_report import RTTS_MS
+from aparte.measure.spade import CLOUD, EDGE, RTTS_MS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,16 +41,20 @@ def draw(report: dict[str, Any], title: str) -> Figure:
 
 
 def _costs(axes: Axes, report: dict[str, Any]) -> None:
-    """Shares of cloud only: calls and compute time, and with the draft model on the cloud too."""
+    """Shares of cloud only: calls and compute time, and with the draft model on the cloud where measured."""
     sweep = report["sweep"]
-    places = range(len(sweep))
-    lines = (
-        ("cloud calls", [1 - row["call_reduction"] for row in sweep]),
-        ("cloud time", [row["cloud_time_ratio"] for row in sweep]),
-        ("cloud time, co-located", [row["colocated"]["cloud_time_ratio"] for row in sweep]),
-    )
-    for (name, values), (colour, marker) in zip(lines, STYLES, strict=False):
-        axes.plot(places, values, label=name, color=colour, marker=marker, markersize=5.5, linewidth=1.8)
+    lengths = [row["d"] for row in sweep]
+    places = list(range(len(sweep)))
+    beside = [row for row in report.get("colocated", ()) if row["d"] in lengths]
+    lines = [
+        ("cloud calls", places, [1 - row["call_reduction"] for row in sweep]),
+        ("cloud time", places, [row["cloud_time_ratio"] for row in sweep]),
+    ]
+    if beside:
+        shown = [lengths.index(row["d"]) for row in beside]
+        lines.append(("cloud time, co-located", shown, [row["cloud_time_ratio"] for row in beside]))
+    for (name, at, values), (colour, marker) in zip(lines, STYLES, strict=False):
+        axes.plot(at, values, label=name, color=colour, marker=marker, markersize=5.5, linewidth=1.8)
     axes.axhline(1, color=INK, linewidth=1, linestyle="--")
     axes.annotate(
         "cloud only", (len(sweep) - 1, 1), xytext=(0, 4), textcoords="offset points", ha="right", fontsize=9

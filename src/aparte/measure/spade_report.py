@@ -7,10 +7,9 @@ from typing import Any
 
 from aparte.errors import UserError
 from aparte.measure.scores import score
-from aparte.measure.spade import BARE, CLOUD, EDGE, Run
-
-#: Round trips that speeds are worked out for.
-RTTS_MS = (0, 20, 80, 150)
+from aparte.measure.spade import AUTO, BARE, CLOUD, EDGE, RTTS_MS
+from aparte.measure.spade_baselines import colocated, per_token_ms, pipelined, speeds
+from aparte.measure.spade_run import Run
 
 #: What paper B (SPADE) reports, for Llama-3.2-1B on an RTX 3080 drafting for Llama-3.1-8B on an RTX A6000.
 PAPER = {
@@ -67,7 +66,7 @@ def summarize(
         "questions": len(rows),
         "cheapest_d": min(figures["all"]["sweep"], key=lambda row: (row["cloud_time_ratio"], row["d"]))["d"],
         "prompt": {key: round(sum(one[key] for one in prompts) / len(rows), 2) for key in prompts[0]},
-        "different": _different(rows, lengths) if exact else [],
+        "different": _different(rows) if exact else [],
         "paper": PAPER,
     }
     return report
@@ -78,14 +77,13 @@ def _of(figures: dict[str, Any], length: int) -> dict[str, Any]:
     return found
 
 
-def _different(rows: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[str]:
+def _different(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Questions with an answer that is not the cloud's own."""
-    ways = [*map(str, lengths), BARE]
     return [
         row["id"]
         for row in rows
         if any(
-            row["runs"][way]["digest"] != row["runs"][CLOUD]["digest"] for way in ways if way in row["runs"]
+            run["digest"] != row["runs"][CLOUD]["digest"] for way, run in row["runs"].items() if way != EDGE
         )
     ]
 
@@ -131,8 +129,15 @@ def _tables(
         {"d": length} | _spade(runs(str(length)), alone, mbps, exact=exact) | scores(str(length))
         for length in lengths
     ]
+    if AUTO in rows[0]["runs"]:
+        result[AUTO] = _spade(runs(AUTO), alone, mbps, exact=exact) | scores(AUTO)
     if BARE in rows[0]["runs"]:
         result["no_states"] = _spade(runs(BARE), alone, mbps, exact=exact)
+    by_way = {way: runs(way) for way in rows[0]["runs"]}
+    if beside := colocated(by_way, mbps, exact=exact):
+        result["colocated"] = beside
+    if ahead := pipelined(by_way, exact=exact):
+        result["pipelined"] = ahead
     return result
 
 
@@ -144,7 +149,7 @@ def _cloud_only(runs: Sequence[Run], mbps: float) -> dict[str, Any]:
         "cloud_ms_per_answer": round(ms / count, 2),
         "cloud_time_ratio": 1.0,
         "tokens_per_answer": round(tokens / count, 2),
-        "tok_s": _speeds(tokens, ms, count, 4 * tokens, mbps),
+        "tok_s": speeds(tokens, ms, count, 4 * tokens, mbps),
     }
 
 
@@ -154,19 +159,18 @@ def _spade(runs: Sequence[Run], alone: Sequence[Run], mbps: float, *, exact: boo
 
     count, tokens, steps = len(runs), total("tokens"), total("steps")
     size = total("bytes_up") + total("bytes_down")
-    per_token_ms = total("cloud_ms", alone) / total("tokens", alone)
-    cloud_ratio = total("cloud_ms") / tokens / per_token_ms
+    alone_ms = per_token_ms(alone)
     judged = total("accepted") + total("rejected")
     drafted = total("drafted")
-    colocated_ms = total("cloud_ms") + total("edge_ms")
     return {
         "cloud_calls_per_answer": round(steps / count, 2),
         "call_reduction": round(1 - (steps / tokens) / (total("steps", alone) / total("tokens", alone)), 4),
         "cloud_ms_per_answer": round(total("cloud_ms") / count, 2),
-        "cloud_time_ratio": round(cloud_ratio, 4),
-        "tok_s": _speeds(tokens, total("compute_ms"), steps, size, mbps),
+        "cloud_time_ratio": round(per_token_ms(runs) / alone_ms, 4),
+        "tok_s": speeds(tokens, total("compute_ms"), steps, size, mbps),
         "tokens_per_answer": round(tokens / count, 2),
         "tokens_per_call": round(tokens / steps, 4),
+        "drafted_per_call": round(drafted / steps, 2),
         "acceptance": round(total("accepted") / drafted, 4) if drafted else 0.0,
         "acceptance_per_token": round(total("accepted") / judged, 4) if judged else 0.0,
         "edge_ms_per_answer": round(total("edge_ms") / count, 2),
@@ -175,21 +179,8 @@ def _spade(runs: Sequence[Run], alone: Sequence[Run], mbps: float, *, exact: boo
         "bytes_down_per_token": round(total("bytes_down") / tokens, 1),
         "bytes_states_per_token": round(total("bytes_states") / tokens, 1),
         # Below this round trip it is faster than the cloud by itself, for one user; negative is never.
-        "break_even_rtt_ms": round((per_token_ms * tokens - total("compute_ms")) / steps, 2),
-        "colocated": {
-            "tok_s": _speeds(tokens, colocated_ms, count, 4 * tokens, mbps),
-            "cloud_time_ratio": round(colocated_ms / tokens / per_token_ms, 4),
-        },
+        "break_even_rtt_ms": round((alone_ms * tokens - total("compute_ms")) / steps, 2),
         "identical": all(a.digest == b.digest for a, b in zip(runs, alone, strict=True)) if exact else None,
-    }
-
-
-def _speeds(tokens: float, ms: float, round_trips: float, size: float, mbps: float) -> dict[str, float]:
-    """Tokens per second by round trip: what was computed, and the link by arithmetic."""
-    transfer_ms = size * 8 / (mbps * 1e3)
-    return {
-        str(rtt): round(1e3 * tokens / (ms + transfer_ms + round_trips * rtt), 3) if tokens else 0.0
-        for rtt in RTTS_MS
     }
 
 
@@ -238,10 +229,11 @@ def cells(report: dict[str, Any], part: str | None = None) -> tuple[list[str], l
     if EDGE in figures:
         rows.append(line("edge only", figures[EDGE]))
     rows += [line(f"SPADE d={row['d']}", row) for row in figures["sweep"]]
+    if AUTO in figures:
+        rows.append(line(f"SPADE auto, {figures[AUTO]['drafted_per_call']:.1f} on average", figures[AUTO]))
     if "no_states" in figures:
         rows.append(line(f"d={report['bare_length']}, no states", figures["no_states"]))
-    best = figures["spade"]
-    rows.append(line(f"co-located d={best['d']}", best["colocated"]))
+    rows += [line(f"co-located d={row['d']}", row) for row in figures.get("colocated", ())]
     rows += [
         of_paper("paper: target", CLOUD),
         of_paper("paper: draft", EDGE),

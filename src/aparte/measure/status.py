@@ -18,7 +18,7 @@ WORDS = ("version", "model", "cut", "dtype")
 NUMBERS = ("uptime_s", "tokens")
 GROUPS = {
     "sessions": ("connected", "parked", "most", "opened", "evicted"),
-    "memory": ("kv_bytes", "kv_budget_bytes"),
+    "memory": ("kv_bytes", "kv_idle_bytes", "kv_peak_bytes", "kv_budget_bytes"),
     "steps": ("answered", "stale", "waiting"),
 }
 

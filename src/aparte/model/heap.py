@@ -1,4 +1,4 @@
-"""Giving memory back while a part is loaded."""
+"""Giving memory back: while a part is loaded, and when a server has no use for it."""
 
 from __future__ import annotations
 

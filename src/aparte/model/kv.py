@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from aparte.config import KvName
+from aparte.model.slab import Slab
 
 #: Below any magnitude that matters; keeps a row of zeros from being divided by zero.
 _TINY = 1e-30
@@ -21,12 +22,16 @@ _SCALED: dict[KvName, tuple[torch.dtype, float]] = {
 
 
 class Rows:
-    """Rows as they come, in one buffer ``[1, H, rows, head_dim]`` that grows when it is told to."""
+    """Rows as they come, in one buffer ``[1, H, rows, head_dim]`` that grows when it is told to.
+
+    Buffers come from ``slab`` and go back to it.
+    """
 
     #: The type that is stored; None is that of the rows.
     _dtype: torch.dtype | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
         self._buffer: torch.Tensor | None = None
 
     @property
@@ -46,7 +51,7 @@ class Rows:
 
     def grow(self, like: torch.Tensor, rows: int, used: int) -> None:
         """Room for ``rows`` rows like those of ``like`` ``[1, H, n, head_dim]``, keeping ``used``."""
-        self._buffer = _grown(self._buffer, like, self._dtype or like.dtype, like.shape[3], rows, used)
+        self._buffer = self._grown(self._buffer, like, self._dtype or like.dtype, like.shape[3], rows, used)
 
     def store(self, new: torch.Tensor, first: int) -> torch.Tensor:
         """Put ``new`` ``[1, H, n, head_dim]`` at row ``first``; return all rows up to its end."""
@@ -59,6 +64,27 @@ class Rows:
         """Gather the rows of ``index`` to ``to, to + 1, ...``"""
         if self._buffer is not None:
             _move(self._buffer, index, to)
+
+    def release(self) -> None:
+        """Give everything back; there are no rows any more."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            self._slab.give(buffer)
+
+    def _grown(
+        self,
+        buffer: torch.Tensor | None,
+        like: torch.Tensor,
+        dtype: torch.dtype,
+        width: int,
+        rows: int,
+        used: int,
+    ) -> torch.Tensor:
+        grown = self._slab.take((1, like.shape[1], rows, width), dtype, like.device)
+        if buffer is not None:
+            grown[:, :, :used] = buffer[:, :, :used]
+            self._slab.give(buffer)
+        return grown
 
 
 class HalfRows(Rows):
@@ -73,8 +99,8 @@ class HalfRows(Rows):
 class ScaledRows(Rows):
     """Rows of 8 bits, each with a float32 scale."""
 
-    def __init__(self, kind: KvName) -> None:
-        super().__init__()
+    def __init__(self, slab: Slab, kind: KvName) -> None:
+        super().__init__(slab)
         self._dtype, self._largest = _SCALED[kind]
         self._scales: torch.Tensor | None = None  # [1, H, rows, 1]
 
@@ -84,7 +110,7 @@ class ScaledRows(Rows):
 
     def grow(self, like: torch.Tensor, rows: int, used: int) -> None:
         super().grow(like, rows, used)
-        self._scales = _grown(self._scales, like, torch.float32, 1, rows, used)
+        self._scales = self._grown(self._scales, like, torch.float32, 1, rows, used)
 
     def store(self, new: torch.Tensor, first: int) -> torch.Tensor:
         assert self._scales is not None
@@ -102,21 +128,19 @@ class ScaledRows(Rows):
         if self._scales is not None:
             _move(self._scales, index, to)
 
+    def release(self) -> None:
+        super().release()
+        scales, self._scales = self._scales, None
+        if scales is not None:
+            self._slab.give(scales)
 
-def make_rows(kind: KvName) -> Rows:
-    """Empty rows of that kind."""
+
+def make_rows(kind: KvName, slab: Slab | None = None) -> Rows:
+    """Empty rows of that kind, with memory from ``slab``, or else their own."""
+    slab = slab or Slab(keep=False)
     if kind == "model":
-        return Rows()
-    return HalfRows() if kind == "float16" else ScaledRows(kind)
-
-
-def _grown(
-    buffer: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype, width: int, rows: int, used: int
-) -> torch.Tensor:
-    grown = torch.zeros(1, like.shape[1], rows, width, dtype=dtype, device=like.device)
-    if buffer is not None:
-        grown[:, :, :used] = buffer[:, :, :used]
-    return grown
+        return Rows(slab)
+    return HalfRows(slab) if kind == "float16" else ScaledRows(slab, kind)
 
 
 def _move(buffer: torch.Tensor, index: torch.Tensor, to: int) -> None:

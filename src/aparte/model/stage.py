@@ -21,6 +21,7 @@ from aparte.model import attention
 from aparte.model.cache import SlotCache
 from aparte.model.invariant import Visible
 from aparte.model.ragged import SharedCache
+from aparte.model.slab import Slab
 from aparte.model.tree import Layout
 from aparte.step import Step
 
@@ -113,9 +114,13 @@ class Stage:
         part._windows, part._kinds = self._windows[chosen], self._kinds[chosen]
         return part
 
-    def new_cache(self, max_pending: int = 4096) -> SlotCache:
-        """An empty cache for one session, for a full context and ``max_pending`` nodes below it."""
-        return SlotCache(self._first_layer, len(self._layers), self.max_context + max_pending, self._kv)
+    def new_cache(self, max_pending: int = 4096, slab: Slab | None = None) -> SlotCache:
+        """An empty cache for one session, for a full context and ``max_pending`` nodes below it.
+
+        Its memory comes from ``slab``, if there is one that sessions share.
+        """
+        rows = self.max_context + max_pending
+        return SlotCache(self._first_layer, len(self._layers), rows, self._kv, slab)
 
     def forward(self, cache: SlotCache, step: Step, hidden: torch.Tensor) -> torch.Tensor:
         """Run the layers over the step's nodes: ``[n, D] -> [n, D]``, in this stage's dtype."""
@@ -124,9 +129,12 @@ class Stage:
     @torch.inference_mode()
     def forward_one(self, item: Item) -> Output:
         """:meth:`forward` for a session that may want the output of another layer, too."""
-        inputs = self._inputs(item)
-        outputs = self._run(inputs, item.cache, () if item.tap is None else (item.tap,))
-        return self._output(item, outputs, slice(None))
+        try:
+            inputs = self._inputs(item)
+            outputs = self._run(inputs, item.cache, () if item.tap is None else (item.tap,))
+            return self._output(item, outputs, slice(None))
+        finally:
+            item.cache.end()
 
     @torch.inference_mode()
     def forward_many(self, items: Sequence[Item]) -> list[Output | Exception]:
@@ -135,6 +143,13 @@ class Stage:
         A step that does not fit its own cache gives the error in its place. An error in the layers is
         raised; then each step can be repeated by itself, because a step may be repeated.
         """
+        try:
+            return self._forward_many(items)
+        finally:
+            for item in items:
+                item.cache.end()
+
+    def _forward_many(self, items: Sequence[Item]) -> list[Output | Exception]:
         results: dict[int, Output | Exception] = {}
         inputs: dict[int, _Inputs] = {}
         for index, item in enumerate(items):

@@ -10,6 +10,8 @@ that some nodes come nearly free and the next one costs much. It is a curve, rem
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from aparte.speculate.tree import DraftTree
@@ -132,27 +134,66 @@ def _near() -> np.ndarray:
 _NEAR = _near()
 
 
+class Budget(Protocol):
+    """Decides how many nodes a step gets."""
+
+    def room(self, most: int) -> int:
+        """How many nodes to propose, ``most`` at most, for :meth:`trim` to choose from."""
+        ...
+
+    def trim(self, tree: DraftTree, pending: int = 1) -> DraftTree:
+        """The best part of ``tree``, whose nodes must come most probable first; ``pending`` nodes go with it
+        anyway."""
+        ...
+
+    def observe(
+        self,
+        nodes: int,
+        step_ms: float,
+        compute_ms: float = 0.0,
+        *,
+        cloud_ms: float = 0.0,
+        tokens: int = 0,
+        hoped: float = 0.0,
+    ) -> None:
+        """Learn what a step of ``nodes`` nodes took: ``compute_ms`` of it computing on both sides, and
+        ``cloud_ms`` of that on the cloud. It committed ``tokens``, where ``hoped`` were expected."""
+        ...
+
+
+class Room:
+    """How large a tree to propose: more than was kept of the last one, so that the budget can rise."""
+
+    def __init__(self) -> None:
+        self._nodes = float("inf")
+
+    def within(self, most: int) -> int:
+        """So many nodes, ``most`` at most."""
+        return int(min(most, self._nodes))
+
+    def kept(self, nodes: int) -> None:
+        """So many were kept of the last tree."""
+        before = 0.0 if self._nodes == float("inf") else self._nodes
+        self._nodes = max(SPARE * nodes + MORE, ROOM_FADE * before)
+
+
 class NodeBudget:
     """Cuts trees to the size that promises most tokens per millisecond."""
 
     def __init__(self) -> None:
         self.compute = ComputeCurve()
         self.rest = StepCost(PRIOR_REST_MS_PER_NODE)
-        self._room = float("inf")
+        self._room = Room()
 
     def room(self, most: int) -> int:
-        """How many nodes to propose, ``most`` at most, for :meth:`trim` to choose from."""
-        return int(min(most, self._room))
+        return self._room.within(most)
 
     def expect_ms(self, nodes: int) -> float:
         """Expected time of a step of ``nodes`` nodes."""
         return self.compute.expect_ms(nodes) + self.rest.expect_ms(nodes)
 
     def trim(self, tree: DraftTree, pending: int = 1) -> DraftTree:
-        """The best part of ``tree``, whose nodes must come most probable first.
-
-        Expected tokens of ``n`` nodes are one, the target's own, plus the sum of their probabilities.
-        """
+        """Expected tokens of ``n`` nodes are one, the target's own, plus the sum of their probabilities."""
         if not self.rest.known:
             return tree.head(FIRST_NODES)
         best, best_rate, tokens = 0, 1.0 / self.expect_ms(pending), 1.0
@@ -161,12 +202,19 @@ class NodeBudget:
             rate = tokens / self.expect_ms(pending + count)
             if rate > best_rate:
                 best, best_rate = count, rate
-        before = 0.0 if self._room == float("inf") else self._room
-        self._room = max(SPARE * best + MORE, ROOM_FADE * before)
+        self._room.kept(best)
         return tree.head(best)
 
-    def observe(self, nodes: int, step_ms: float, compute_ms: float = 0.0) -> None:
-        """Learn what a step of ``nodes`` nodes took, ``compute_ms`` of it computing on both sides."""
+    def observe(
+        self,
+        nodes: int,
+        step_ms: float,
+        compute_ms: float = 0.0,
+        *,
+        cloud_ms: float = 0.0,  # noqa: ARG002
+        tokens: int = 0,  # noqa: ARG002
+        hoped: float = 0.0,  # noqa: ARG002
+    ) -> None:
         most_ms = STALL * self.expect_ms(nodes)
         self.compute.observe(nodes, compute_ms)
         self.rest.observe(nodes, max(0.0, step_ms - compute_ms), most_ms)

@@ -120,9 +120,12 @@ class Chain:
     def observe(self, outcome: Outcome) -> None:
         size = len(outcome.context) or max(self._proposals)
         proposal = self._proposals.pop(size)
+        # Shorter ones are of an answer that ended while they were under way.
+        self._proposals = {longer: one for longer, one in self._proposals.items() if longer > size}
         if not proposal.overlaps and not self._proposals:
             # Nothing else was under way: the time since is that of the step.
-            self.plan.verified(len(outcome.tree), (self._clock() - proposal.ended_at) * 1e3)
+            ms = (self._clock() - proposal.ended_at) * 1e3
+            self.plan.verified(len(outcome.tree), ms, outcome.cloud_ms)
         accepted = len(outcome.accepted.path)
         for depth, link in enumerate(proposal.links[: len(outcome.tree)]):
             if depth > accepted:

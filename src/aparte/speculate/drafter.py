@@ -37,6 +37,7 @@ class Outcome:
     ``context`` is what it was proposed for (empty: what was proposed for last). ``known`` is the number of
     accepted tokens that the outcome before told already: 1 if the proposal was sent ahead, else 0.
     ``gained`` is for one source among many: how many accepted nodes there were only thanks to it.
+    ``cloud_ms`` is what the cloud computed.
     """
 
     tree: DraftTree
@@ -46,6 +47,7 @@ class Outcome:
     context: tuple[int, ...] = ()
     known: int = 0
     gained: int | None = None
+    cloud_ms: float = 0.0
 
 
 class Drafter(Protocol):
@@ -87,12 +89,15 @@ def make_drafter(
     recycling: Recycling | None = None,
     models: Mapping[str, TreeModel | CommonTable] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    patient: bool = False,
 ) -> Drafter:
     """The drafter for ``--decode``; :class:`~aparte.config.Decoding` has checked the name.
 
     ``recycling`` is a table to go on with, where the mode has one. ``models`` is what had to be loaded, by
     source. It outlives a drafter: a neural model begins anew with whatever context it is given. ``auto``
-    takes up whatever there is. ``clock`` gives the seconds by which drafting has to be worth its time.
+    takes up whatever there is. ``clock`` gives the seconds by which drafting has to be worth its time, unless
+    it is ``patient``.
     """
     from aparte.speculate.context import Context
     from aparte.speculate.jacobi import Jacobi
@@ -111,7 +116,10 @@ def make_drafter(
         case _:
             models = models or {}
             known: dict[str, Callable[[], Source]] = {
-                **{name: functools.partial(_source, name, model, clock) for name, model in models.items()},
+                **{
+                    name: functools.partial(_source, name, model, clock, patient)
+                    for name, model in models.items()
+                },
                 "context": Context,
                 "lookahead": lambda: LookaheadSource(settings.ngram),
                 "recycling": lambda: NewRecycling() if recycling is None else recycling,
@@ -125,8 +133,10 @@ def make_drafter(
             return Merged([known[name]() for name in sources])
 
 
-def _source(name: str, model: TreeModel | CommonTable, clock: Callable[[], float]) -> Source:
+def _source(name: str, model: TreeModel | CommonTable, clock: Callable[[], float], patient: bool) -> Source:
     from aparte.speculate.common import Common, CommonTable
     from aparte.speculate.neural import Neural
 
-    return Common(model) if isinstance(model, CommonTable) else Neural(name, model, clock=clock)
+    if isinstance(model, CommonTable):
+        return Common(model)
+    return Neural(name, model, clock=clock, patient=patient)

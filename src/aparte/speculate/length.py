@@ -50,9 +50,13 @@ def best_length(chance: float, times: ChainTimes, longest: int = LONGEST) -> int
 
 
 class LengthPlan:
-    """Learns chance and times from steps, the older the less, and says whether a chain should go on."""
+    """Learns chance and times from steps, the older the less, and says whether a chain should go on.
 
-    def __init__(self) -> None:
+    If it ``spares_cloud``, the times are those of the cloud: the way there and drafting count for nothing.
+    """
+
+    def __init__(self, *, spares_cloud: bool = False) -> None:
+        self._spares_cloud = spares_cloud
         self._step = StepCost()
         self._edge_ms = FadingMean()
         self._right = FadingMean()
@@ -63,21 +67,26 @@ class LengthPlan:
         return self._right.mean_from(FIRST_CHANCE, FIRST_WEIGHT)
 
     @property
+    def edge_ms(self) -> float:
+        """What drafting a token takes, or, for trees, a pass of the models; 0 until it was seen."""
+        return 0.0 if self._spares_cloud else self._edge_ms.mean or 0.0
+
+    @property
     def times(self) -> ChainTimes | None:
         """None until a step was seen."""
         if not self._step.known:
             return None
-        node_ms = self._step.ms_per_node
-        return ChainTimes(max(0.1, self._step.expect_ms(1)), node_ms, self._edge_ms.mean or 0.0)
+        return ChainTimes(max(0.1, self._step.expect_ms(1)), self._step.ms_per_node, self.edge_ms)
 
     def drafted(self, tokens: int, ms: float) -> None:
-        """Drafting so many tokens took that long."""
+        """Drafting so many tokens, or so many passes for a tree, took that long."""
         if tokens:
             self._edge_ms.add_time(ms / tokens)
 
-    def verified(self, drafts: int, ms: float) -> None:
-        """A step with so many drafts beside the pending token took that long, without the drafting."""
-        self._step.observe(1 + drafts, ms)
+    def verified(self, drafts: int, ms: float, cloud_ms: float = 0.0) -> None:
+        """A step with so many drafts beside the pending token took that long, without the drafting; and the
+        cloud ``cloud_ms`` of it."""
+        self._step.observe(1 + drafts, cloud_ms if self._spares_cloud else ms)
 
     def judged(self, right: bool) -> None:
         """What became of a drafted token below a path that was accepted."""
@@ -94,3 +103,18 @@ class LengthPlan:
             return length < FIRST_LENGTH
         gain = reached * self.chance / max(1e-9, times.node_ms + times.edge_ms)
         return length < LONGEST and gain > tokens / times.of(length)
+
+    def pays(
+        self, gain: float, nodes: int, edge_ms: float, tokens: float, size: int, drafted_ms: float
+    ) -> bool:
+        """Whether to add ``nodes`` nodes, for which ``edge_ms`` of drafting is needed, to a tree of ``size``.
+
+        They bring ``gain`` tokens on average, and the step ``tokens`` without them, after ``drafted_ms`` of
+        drafting.
+        """
+        times = self.times
+        if times is None:
+            return size < FIRST_LENGTH
+        cost_ms = nodes * times.node_ms + edge_ms
+        whole_ms = times.round_ms + size * times.node_ms + drafted_ms
+        return gain / max(1e-9, cost_ms) > tokens / whole_ms

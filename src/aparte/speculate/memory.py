@@ -98,6 +98,7 @@ def erase() -> int:
 
 
 def _arrays(rows: Rows, name: str, width: int) -> Arrays:
+    rows = rows.copy()  # at once: an answer that is under way may still learn
     newest = list(islice(reversed(rows.items()), MAX_KEYS))[::-1]
     keys = np.array([key for key, _ in newest], dtype=np.int32).reshape(len(newest), width)
     pairs = np.array([row for _, row in newest], dtype=np.float64).reshape(len(newest), KEPT, 2)

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from aparte.speculate.calibration import Calibration
 from aparte.speculate.drafter import Outcome
-from aparte.speculate.pace import Pace
+from aparte.speculate.pace import Pace, Patience
 from aparte.speculate.source import Candidate
 from aparte.speculate.tree import BELOW_ROOT
 
@@ -89,15 +89,16 @@ class Neural:
         width: int = WIDTH,
         depth: int = DEPTH,
         clock: Callable[[], float] = time.perf_counter,
+        patient: bool = False,
     ) -> None:
-        """``clock`` gives seconds."""
+        """``clock`` gives seconds. ``patient`` is drafting that may take its time."""
         self._name = name
         self._model = model
         self._width = width
         self._depth = depth
         # The merged tree calibrates for itself; here it decides which nodes are looked at, and how far.
         self._calibration = Calibration()
-        self.pace = Pace(clock)
+        self.pace = Patience(clock) if patient else Pace(clock)
         self._failures = 0
         self._draft = _Draft()
         self._waiting_for_outcome: OrderedDict[tuple[int, ...], _Draft] = OrderedDict()

@@ -23,6 +23,8 @@ FIRST_OWN_SHARE = 0.5
 #: A model that does not pay is tried again after so many steps, then for so many.
 REST = 24
 TRIAL = 3
+#: Where drafting costs nothing, a level still has to promise so many tokens.
+LEAST_GAIN = 0.03
 #: A step commits fewer tokens than this; a context that grew by more is another answer's.
 LONGEST_STEP = 64
 
@@ -140,3 +142,13 @@ class Pace:
             return True
         self._resting, self._last_length = REST, None
         return False
+
+
+class Patience(Pace):
+    """For drafting that may take its time, because only the verifier's counts."""
+
+    def is_worth_a_level(self, chance: float) -> bool:
+        return chance * self._hits.mean_from(FIRST_HIT_RATE, FIRST_WEIGHT) >= LEAST_GAIN
+
+    def is_worth_drafting(self) -> bool:
+        return True

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from aparte.speculate.common import Common, CommonTable
 from aparte.speculate.context import Context
 from aparte.speculate.drafter import Outcome
-from aparte.speculate.neural import TreeModel
+from aparte.speculate.neural import Guess, TreeModel
 from aparte.speculate.recycling import Recycling
 from aparte.speculate.source import Candidate, Source
 from aparte.speculate.tree import BELOW_ROOT
@@ -18,7 +18,7 @@ from aparte.speculate.tree import BELOW_ROOT
 log = logging.getLogger(__name__)
 
 #: Classes of a model's probability for its best token.
-_EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)
+EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)
 #: A model that fails so many times in a row is left alone.
 MAX_FAILURES = 3
 
@@ -73,11 +73,26 @@ class SourceVoice:
 def open_voice(name: str, models: Mapping[str, TreeModel | CommonTable]) -> Voice:
     """A new voice of that name; ``models`` holds what had to be loaded."""
     model = models.get(name)
-    if isinstance(model, CommonTable):
-        return SourceVoice(Common(model))
-    if model is not None:
-        return ModelVoice(name, model)
-    return SourceVoice(Recycling() if name == "recycling" else Context())
+    if model is None or isinstance(model, CommonTable):
+        return SourceVoice(open_source(name, model))
+    return ModelVoice(name, model)
+
+
+def open_source(name: str, table: CommonTable | None = None) -> Source:
+    """A new source of that name, with its ``table`` if it has one."""
+    if table is not None:
+        return Common(table)
+    return Recycling() if name == "recycling" else Context()
+
+
+def usable(guess: Guess) -> dict[int, float]:
+    """What can be used of a guess: each token once, with a probability that is one."""
+    found: dict[int, float] = {}
+    for token, probability in zip(guess.tokens, guess.probabilities, strict=False):
+        # A comparison with NaN is false.
+        if type(token) is int and token >= 0 and token not in found and 0 < probability <= 1:
+            found[token] = float(probability)
+    return found
 
 
 class ModelVoice:
@@ -136,12 +151,8 @@ class ModelVoice:
             self._failures = 0
         if guess is None:
             return []
-        found: dict[int, float] = {}
-        for token, probability in zip(guess.tokens, guess.probabilities, strict=False):
-            # A comparison with NaN is false.
-            if type(token) is int and token >= 0 and token not in found and 0 < probability <= 1:
-                found[token] = float(probability)
+        found = usable(guess)
         if not found:
             return []
-        kind = (self._name, "chain", bisect_right(_EDGES, max(found.values())), min(len(self._path), 3))
+        kind = (self._name, "chain", bisect_right(EDGES, max(found.values())), min(len(self._path), 3))
         return [Candidate(token, kind, probability) for token, probability in found.items()]

@@ -27,6 +27,8 @@ class Codec:
                 f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}). "
                 "Check that tokenizer.json is there and complete; download the model again if not."
             ) from error
+        # A file may have it pad or cut, which the first call undoes; after that, threads can share it.
+        self._tokenizer("")
         self.eos = _end_tokens(folder, self._tokenizer)
 
     @property

@@ -1,7 +1,7 @@
 // One question and one answer on the page, with what the cloud saw of each beside it.
 
 import { blocks, copyText, make } from "./markdown.js";
-import { bytes, sample, strip, timeBar, tripTable } from "./seen.js";
+import { allParts, bytes, sample, strip, timeBar, tripTable } from "./seen.js";
 
 const ENDS = { length: "cut off at the most tokens allowed", stopped: "stopped", failed: "unfinished" };
 const FOUND = "connection lost and found again"; // said from then on
@@ -180,12 +180,8 @@ export class Answer {
     const tokens = this.trips.reduce((sum, trip) => sum + trip.tokens, 0);
     if (!tokens) return;
     const elapsed = performance.now() - this.started;
-    const times = { network: 0, device: 0, cloud: 0 };
-    for (const trip of this.trips) {
-      times.network += trip.rtt_ms;
-      times.device += trip.device_ms;
-      times.cloud += trip.cloud_ms + trip.queue_ms;
-    }
+    // The whole answer's account comes at its end, and knows more of the link.
+    const parts = this.usage?.aparte.parts || allParts(this.trips.map((trip) => trip.parts));
     this.elapsed = this.article.classList.contains("done") ? (this.elapsed ?? elapsed) : elapsed;
     const trips = this.trips.length;
     const numbers = make("p", "numbers");
@@ -200,7 +196,7 @@ export class Answer {
       part.append(make("strong", "", String(value)), ` ${unit}`);
       numbers.append(part);
     }
-    this.under.replaceChildren(numbers, timeBar(times));
+    this.under.replaceChildren(numbers, timeBar(parts));
   }
 
   #saw() {

@@ -57,20 +57,42 @@ export function sample(hex) {
   return made;
 }
 
-// Shares of the time of all round trips, as a bar and in words.
-export function timeBar(times) {
-  const total = Object.values(times).reduce((sum, ms) => sum + ms, 0);
-  const words = Object.entries(times).map(([name, ms]) => `${name} ${seconds(ms)}`);
-  const bar = drawing(`Time: ${words.join(", ")}`, 100, 1);
+// What the parts of an answer's time are called; together they are all of it.
+const PARTS = {
+  latency: "network",
+  up: "upload",
+  down: "download",
+  device: "this device",
+  codec: "number formats",
+  cloud: "cloud",
+  queue: "cloud's queue",
+  rest: "the rest",
+};
+
+// The parts of several round trips together.
+export function allParts(trips) {
+  const sum = {};
+  for (const parts of trips) for (const [name, ms] of Object.entries(parts)) sum[name] = (sum[name] || 0) + ms;
+  return sum;
+}
+
+// Where the time of an answer went, as a bar and in words.
+export function timeBar(parts) {
+  const shown = Object.keys(PARTS).filter((name) => parts.mbps || (name !== "up" && name !== "down"));
+  const took = (name) => parts[`${name}_ms`];
+  const words = shown.map((name) => `${PARTS[name]} ${seconds(took(name))}`);
+  const whole = `${seconds(parts.total_ms)} in all`;
+  const bar = drawing(`Time: ${words.join(", ")}; ${whole}`, 100, 1);
   bar.classList.add("bar");
   const legend = make("ul", "legend");
   let left = 0;
-  for (const [name, ms] of Object.entries(times)) {
-    const width = total ? (100 * ms) / total : 0;
+  for (const [place, name] of shown.entries()) {
+    const width = parts.total_ms ? (100 * took(name)) / parts.total_ms : 0;
     bar.append(shape("rect", name, { x: left, y: 0, width, height: 1 }));
     left += width;
-    legend.append(make("li", name, `${name} ${seconds(ms)}`));
+    legend.append(make("li", name, words[place]));
   }
+  legend.append(make("li", "whole", whole));
   const made = make("div", "times");
   made.append(bar, legend);
   return made;

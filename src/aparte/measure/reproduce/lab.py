@@ -14,7 +14,8 @@ from aparte.address import parse_address
 from aparte.answer import Answer, Writer
 from aparte.config import Decoding, Drafting, Sampling, Stopping
 from aparte.device import open_writer
-from aparte.drafts import DraftPlan, DraftShelf
+from aparte.drafting import DraftPlan
+from aparte.drafts import DraftShelf
 from aparte.measure.cloud_process import CloudProcess
 from aparte.measure.reproduce.prompts import CATEGORIES
 from aparte.measure.reproduce.settings import Scale, Settings

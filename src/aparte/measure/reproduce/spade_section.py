@@ -57,7 +57,7 @@ def run(lab: Lab) -> dict[str, Any]:
 def _draft(lab: Lab) -> str:
     """All that drafts without another model; one that is a model, so that the edge can write alone."""
     from aparte.bridge.file import find_bridge
-    from aparte.drafts import default_names
+    from aparte.drafting import default_names
 
     settings = lab.settings
     names = default_names(settings.model, settings.cut)
