@@ -173,12 +173,12 @@ def _slab(found: dict[str, Any]) -> str:
         return ""
     result = found["slab"]["result"]
     columns = [
-        *("buffers", "time per session", "page faults per session", "resident, most"),
-        *("all ended", "given back"),
+        *("buffers", "processor time per session", "page faults per session", "resident, most"),
+        *("all ended", "tidied up"),
     ]
     rows = [
         [
-            {"slab": "handed on", "system": "new each time"}[kind],
+            {"slab": "handed on", "mapped": "mapped each time", "heap": "from the C library"}[kind],
             f"{run['ms_per_session']:.1f} ms",
             f"{run['faults_per_session']:.0f}",
             *(f"{run[f'resident_{name}_mb']:.0f} MB" for name in ("most", "all_ended", "trimmed")),

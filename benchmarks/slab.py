@@ -5,8 +5,8 @@
 
 Sessions of mixed lengths, several of them at a time, come and go in caches of the default model's middle.
 Nothing is computed: rows are only stored, so that what is measured is memory. Buffers come from a slab, or
-each from the system. The two run in processes of their own, in turns. The second part is one node's attention
-over a cache, whose rows lie side by side or in pages that have to be gathered first.
+each anew from the system, or from the C library. Each runs in a process of its own, in turns. The second part
+is one node's attention over a cache, whose rows lie side by side or in pages that have to be gathered first.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 from clouds import resident_bytes
 from torch import nn
 
+import aparte.model.slab
 from aparte.cloud.memory import _give_back
 from aparte.model.attention import shared_heads
 from aparte.model.cache import SlotCache
@@ -34,6 +35,8 @@ from aparte.step import ROOT, Step, chain_parents
 
 #: The middle of the default model: 30 layers less two at each end.
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 26, 9, 3, 64
+#: Where buffers come from: the slab, mapped anew each time, or the C library's heap.
+KINDS = ("slab", "mapped", "heap")
 #: Rows that a session stores at a time.
 PIECE = 64
 PAGE_ROWS = 16
@@ -41,7 +44,11 @@ CONTEXTS = (256, 1024, 4096)
 
 
 def sessions(kind: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Let sessions come and go; ``kind`` is ``slab`` or ``system``."""
+    """Let sessions come and go; ``kind`` is one of :data:`KINDS`."""
+    if kind == "heap":
+        aparte.model.slab.allocate = lambda shape, dtype, device: torch.zeros(
+            shape, dtype=dtype, device=device
+        )
     slab, chance = Slab(keep=kind == "slab"), random.Random(options.seed)
     new = torch.randn(1, KV_HEADS, PIECE, HEAD_DIM)
     alive: list[SlotCache] = []
@@ -52,9 +59,9 @@ def sessions(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         if len(alive) == options.alive:
             alive.pop(chance.randrange(options.alive)).close()
         rows = chance.randint(30, 250) if chance.random() < 0.7 else chance.randint(250, 1500)
-        started = time.perf_counter()
+        started = time.process_time()
         alive.append(filled(slab, rows, new))
-        spent_s += time.perf_counter() - started
+        spent_s += time.process_time() - started
         most = max(most, resident_bytes(os.getpid()) - before)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     for cache in alive:
@@ -73,8 +80,9 @@ def sessions(kind: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def filled(slab: Slab, rows: int, new: torch.Tensor) -> SlotCache:
-    """A cache that was given so many rows, piece by piece."""
+    """A cache that was given so many rows: half of them as one prompt in pieces, then the rest."""
     cache = SlotCache(0, LAYERS, 8192, slab=slab)
+    cache.expect(rows // 2)
     for start in range(0, rows, PIECE):
         count = min(PIECE, rows - start)
         tip = start - 1 if start else ROOT
@@ -111,9 +119,9 @@ def pages(context: int, repeats: int) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, list[dict[str, Any]]] = {"slab": [], "system": []}
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for repeat in range(options.repeats):
-        for kind in ("slab", "system") if repeat % 2 == 0 else ("system", "slab"):
+        for kind in KINDS if repeat % 2 == 0 else KINDS[::-1]:
             words = ["--sessions", options.sessions, "--alive", options.alive, "--seed", options.seed]
             run = subprocess.run(
                 [sys.executable, __file__, *map(str, words), "--only", kind],
@@ -141,7 +149,7 @@ def main() -> None:
     parser.add_argument("--alive", type=int, default=16, help="at a time")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", choices=["slab", "system"], help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

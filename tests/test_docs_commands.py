@@ -299,7 +299,9 @@ class TestSlowCommands:
 
 def _sample(file: Path) -> None:
     if file.suffix == ".txt":
-        file.write_text("The letter came on a grey morning and nobody opened it.\n" * 40, encoding="utf-8")
+        colours = ("grey", "blue", "white", "red", "green")
+        lines = (f"Letter {n} came on a {colours[n % 5]} morning and nobody opened it.\n" for n in range(160))
+        file.write_text("".join(lines), encoding="utf-8")
         return
     turns = ["Why is the sky over the sea of another colour?", "And then?"]
     kinds = ("writing", "summarization", "qa", "math_reasoning", "translation", "rag")

@@ -53,7 +53,7 @@ def run(script: str, *options: object) -> dict[str, Any]:
 def test_buffers_that_are_handed_on_and_pages() -> None:
     """A few sessions of what ``benchmarks/slab.py`` does for 400."""
     options = Namespace(sessions=6, alive=2, seed=1)
-    kept, freed = (slab.sessions(kind, options) for kind in ("slab", "system"))
+    kept, freed = (slab.sessions(kind, options) for kind in ("slab", "mapped"))
     assert kept["peak_mb"] >= freed["peak_mb"] > 0
     found = slab.pages(64, 1)
     assert found["side_by_side_ms"] > 0
@@ -192,7 +192,7 @@ RESULTS: dict[str, dict[str, Any]] = {
                 "resident_all_ended_mb": 690.0,
                 "resident_trimmed_mb": 3.0,
             }
-            for kind, ms in (("slab", 12.5), ("system", 25.0))
+            for kind, ms in (("slab", 12.5), ("mapped", 25.0))
         },
         "pages": [{"context": 256, "side_by_side_ms": 1.5, "pages_ms": 3.0}],
     },

@@ -91,8 +91,8 @@ def test_trees_are_drawn_for_rejection_sampling(aparte: Command, llama_folder: P
     for draft in ("shallow:5", "shallow:3+context+recycling", "context"):
         data = aparte(*words, "--draft", draft, "--accept", "rejection").json
         assert data["new_tokens"] == 20
-        if draft == "shallow:5":
-            assert sum(step["drafted"] for step in data["steps"]) > 0
+        # How much of it pays is a matter of times; the first steps draft in any case.
+        assert sum(step["drafted"] for step in data["steps"]) > 0
 
 
 def test_a_fixed_length_is_kept(aparte: Command, llama_folder: Path, small: Path) -> None:

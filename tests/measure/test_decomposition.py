@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -58,6 +59,11 @@ class TestParts:
         assert parts.up_ms + parts.down_ms == pytest.approx(80.0)
         assert parts.down_ms == pytest.approx(2 * parts.up_ms)
         assert parts.largest == "transfer"
+
+    def test_rounding_leaves_no_part_below_nothing(self) -> None:
+        for hundredth in range(1, 2000):
+            parts = decompose(record(wait_ms=20 + hundredth / 100, step_ms=50.0), Bandwidth(3.0, 7.0))
+            assert min(asdict(parts.settled()).values()) >= 0.0
 
     def test_what_no_clock_saw_is_the_rest(self) -> None:
         assert decompose(record(step_ms=90.0)).rest_ms == pytest.approx(-16.0)

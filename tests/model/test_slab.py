@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import threading
 from pathlib import Path
 from typing import get_args
@@ -13,11 +14,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import aparte.model.slab
 from aparte.config import Compute, KvName
 from aparte.errors import SlotError
 from aparte.model.cache import SlotCache
 from aparte.model.parts import Blueprint
-from aparte.model.slab import FIRST_ROWS, Slab, SlabFullError, size_class
+from aparte.model.slab import FIRST_ROWS, MOST_KEPT, Slab, SlabFullError, allocate, size_class
 from aparte.model.stage import Item, Stage
 from aparte.step import ROOT, Step, chain_parents
 from random_steps import Model, draw_step
@@ -61,27 +63,40 @@ def test_nobody_gets_more_rows_than_a_session_may_have() -> None:
 
 def test_a_buffer_is_handed_on_and_holds_nothing() -> None:
     slab = Slab()
+    others = take(slab, 100)
     first = take(slab, 8)
     place = first.data_ptr()
     first.fill_(7.0)
-    assert (slab.used, slab.idle) == (32, 0)
+    assert (slab.used, slab.idle) == (432, 0)
     slab.give(first)
-    assert (slab.used, slab.idle) == (0, 32)
+    assert (slab.used, slab.idle) == (400, 32)
     del first
     other = take(slab, 9)  # of another size
     assert other.data_ptr() != place
     again = take(slab, 8)
     assert again.data_ptr() == place
     assert not again.any()
-    assert (slab.used, slab.idle, slab.peak) == (68, 0, 68)
+    assert (slab.used, slab.idle, slab.peak) == (468, 0, 468)
+    slab.give(others)
 
 
 def test_kinds_do_not_mix() -> None:
     slab = Slab()
+    others = take(slab, 1000)
     slab.give(slab.take((1, 2, 4, 1), torch.float32, CPU))
     for shape, dtype in (((1, 4, 2, 1), torch.float32), ((1, 2, 4, 2), torch.float16)):
         assert slab.take(shape, dtype, CPU).dtype == dtype
         assert slab.idle == 32, "of as many bytes, but another kind"
+    slab.give(others)
+
+
+def test_what_is_kept_is_little_more_than_what_was_needed_at_a_time() -> None:
+    """Sizes that were wanted once, one after the other, do not add up."""
+    slab = Slab()
+    for rows in range(50, 100):
+        slab.give(take(slab, rows))
+        assert slab.used + slab.idle <= MOST_KEPT * 4 * rows
+    assert slab.peak <= MOST_KEPT * 4 * 99
 
 
 def test_the_longest_idle_goes_when_room_is_needed() -> None:
@@ -140,21 +155,39 @@ def test_what_lies_idle_for_long_is_freed() -> None:
 
 def test_when_the_machine_is_out_of_memory_idle_buffers_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     slab = Slab()
+    others = take(slab, 100)
     slab.give(take(slab, 4))
-    allocate, failures = torch.zeros, [RuntimeError("out of memory")]
+    failures: list[Exception] = [OSError("out of memory")]
 
-    def zeros(*shape: object, **options: object) -> torch.Tensor:
+    def failing(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if failures:
             raise failures.pop()
-        return allocate(*shape, **options)  # type: ignore[call-overload, no-any-return]
+        return allocate(shape, dtype, device)
 
-    monkeypatch.setattr(torch, "zeros", zeros)
+    monkeypatch.setattr(aparte.model.slab, "allocate", failing)
     take(slab, 8)
-    assert (slab.used, slab.idle) == (32, 0)
+    assert (slab.used, slab.idle) == (432, 0)
     failures.append(RuntimeError("out of memory"))
     with pytest.raises(RuntimeError):
         take(slab, 8)
-    assert slab.used == 32
+    assert slab.used == others.nbytes + 32
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there buffers are mapped")
+def test_what_is_freed_goes_back_to_the_system_at_once() -> None:
+    """Also what is too small for the C library to give back, and lies between what is kept."""
+
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    slab, rows = Slab(), 12_500  # 50 KB each
+    buffers = [take(slab, rows).fill_(1.0) for _ in range(800)]
+    before = resident_bytes()
+    for buffer in buffers[::2]:
+        slab.give(buffer)
+    del buffer, buffers[::2]
+    slab.trim()
+    assert before - resident_bytes() > 0.8 * 400 * 4 * rows
 
 
 def test_the_garbage_collector_may_give_back_at_any_moment() -> None:

@@ -239,11 +239,12 @@ async def _run(
     json: bool,
 ) -> None:
     actual = await server.start(host, port)
-    announce(server.engine.fingerprint, host, actual, pin, token, json=json)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    # Not before: whoever reads that it is ready may stop it at once.
+    announce(server.engine.fingerprint, host, actual, pin, token, json=json)
     watcher = asyncio.create_task(_watch_parent(parent, stop))
     await stop.wait()
     watcher.cancel()

@@ -115,7 +115,8 @@ def decompose(step: StepRecord, bandwidth: Bandwidth = Bandwidth()) -> Parts:
         queue_ms=timing.queue_ms,
         up_ms=up_ms,
         down_ms=down_ms,
-        latency_ms=timing.rtt_ms - up_ms - down_ms,
+        # Where transfer takes all of it, rounding may leave a little less than nothing.
+        latency_ms=max(0.0, timing.rtt_ms - up_ms - down_ms),
     )
     if step.ahead:
         parts = _without(parts, parts.known_ms - step.step_ms)

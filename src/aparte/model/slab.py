@@ -12,6 +12,8 @@ A buffer is all zeros when it is handed out, so that nobody ever reads another s
 from __future__ import annotations
 
 import math
+import mmap
+import sys
 import threading
 import time
 from collections import deque
@@ -26,6 +28,9 @@ from aparte.errors import AparteError
 FIRST_ROWS = 256
 #: From here on there is a class halfway between two powers of two.
 HALVES_FROM = 512
+#: Idle buffers may make so much of the most that sessions ever had at a time, used ones included: sizes that
+#: were wanted once and are not any more would add up otherwise.
+MOST_KEPT = 1.25
 #: How long a buffer lies idle before it is given back to the system.
 IDLE_S = 60.0
 
@@ -76,6 +81,7 @@ class Slab:
         self._idle: dict[_Kind, deque[tuple[float, torch.Tensor]]] = {}  # the longest idle first
         self._used_bytes = 0
         self._idle_bytes = 0
+        self._most_used_bytes = 0
         self._peak_bytes = 0
 
     @property
@@ -108,12 +114,13 @@ class Slab:
             if buffer is None:
                 self._make_room(size)
             self._used_bytes += size
+            self._most_used_bytes = max(self._most_used_bytes, self._used_bytes)
             self._peak_bytes = max(self._peak_bytes, self._used_bytes + self._idle_bytes)
         if buffer is not None:
             buffer.view(torch.uint8).zero_()
             return buffer
         try:
-            return self._allocate(shape, dtype, device)
+            return self._new(shape, dtype, device)
         except BaseException:
             with self._lock:
                 self._used_bytes -= size
@@ -138,13 +145,13 @@ class Slab:
                     self._pop(kind, 0)
             return before - self._idle_bytes
 
-    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def _new(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         try:
-            return torch.zeros(shape, dtype=dtype, device=device)
-        except RuntimeError:  # the memory is full, though the budget is not
+            return allocate(shape, dtype, device)
+        except (RuntimeError, OSError, MemoryError):  # the machine has no more, though the budget has
             if not self.trim():
                 raise
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return allocate(shape, dtype, device)
 
     def _collect(self) -> None:
         while self._returned:
@@ -156,11 +163,12 @@ class Slab:
                 self._idle.setdefault(kind, deque()).append((self._clock(), buffer))
 
     def _make_room(self, size: int) -> None:
-        if self.budget is None:
-            return
-        if self._used_bytes + size > self.budget:
+        wanted = self._used_bytes + size
+        if self.budget is not None and wanted > self.budget:
             raise SlabFullError(size, self.budget)
-        while self._used_bytes + self._idle_bytes + size > self.budget:
+        kept = MOST_KEPT * max(self._most_used_bytes, wanted)
+        most = kept if self.budget is None else min(kept, self.budget)
+        while wanted + self._idle_bytes > most:
             self._pop(min(self._idle, key=lambda kind: self._idle[kind][0][0]), 0)
 
     def _pop(self, kind: _Kind, end: Literal[0, -1]) -> torch.Tensor:
@@ -171,3 +179,16 @@ class Slab:
         if not idle:
             del self._idle[kind]
         return buffer
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new buffer of zeros. Raises what the system does if it has no memory.
+
+    On Linux's own memory it is mapped: what is freed goes back to the system whole, where the C library would
+    keep it, with holes.
+    """
+    if device.type != "cpu" or sys.platform != "linux":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
