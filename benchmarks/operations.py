@@ -199,8 +199,8 @@ def _slab(found: dict[str, Any]) -> str:
         f"{result['alive']} at a time, that only store rows in caches of the default model's middle; median "
         f"of {result['repeats']} processes each, in turns.\n\n"
         + table(columns, rows)
-        + "\nAttention of one node in its 26 layers, one thread, over rows that lie side by side and over "
-        "pages of 16 rows that are gathered first.\n\n"
+        + "\nAttention of one node in its 26 layers over rows that lie side by side and over pages of 16 "
+        "rows that are gathered first; processor time of one thread.\n\n"
         + table(["rows", "side by side", "pages", "ratio"], pages)
     )
 

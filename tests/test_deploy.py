@@ -333,6 +333,7 @@ def test_what_the_image_runs_while_it_is_built_exists(home: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_image_by_hand(shard: Path, home: Path) -> None:
     """The Dockerfile's own commands, one after the other, in a folder instead of an image.
 

@@ -95,8 +95,10 @@ class Session(ABC):
         # Nothing below the committed tip has a slot outside this range. The mask among such nodes is
         # quadratic in their number, so that an endless uncommitted chain would take all memory.
         pending = step.base + len(step) - (step.commit + 1)
-        if step.commit == ROOT and self._cache and self._cache.tree.root not in range(step.base):
-            pending = len(step)  # a text that begins here, at whatever slot: nothing that is held stays
+        if step.commit == ROOT and step.base == self.stage.rotary_switch:
+            held = self._cache.tree.root if self._cache else ROOT
+            if not 0 <= held < step.base:  # a long text begins here (aparte.step), and nothing stays
+                pending = len(step)
         if pending > self._limits.max_pending_nodes:
             raise LimitError(
                 f"A step leaves up to {pending} nodes uncommitted; "

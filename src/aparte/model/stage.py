@@ -87,7 +87,7 @@ class Stage:
         self._rotary = rotary
         self._windows = windows
         self._kinds: tuple[str | None, ...] = rotary_kinds or (None,) * len(layers)
-        self._rotary_switch = rotary_switch
+        self.rotary_switch = rotary_switch
         self._cache_name = cache_name
         self._kv: KvName = kv
         self._invariant = invariant
@@ -212,7 +212,7 @@ class Stage:
 
     def _is_long(self, cache: SlotCache, layout: Layout) -> bool:
         """Whether the text has the rotary embeddings of long ones."""
-        switch = self._rotary_switch
+        switch = self.rotary_switch
         if switch is None or cache.tree.root >= switch:
             return switch is not None
         if max(layout.positions) >= switch:
@@ -225,7 +225,7 @@ class Stage:
         """Cosines and sines, ``[1, n, head_dim]``, at ``positions`` ``[1, n]``."""
         more = {} if kind is None else {"layer_type": kind}
         if long:  # the library decides by the largest position that it sees, so it is shown one
-            positions = torch.cat([positions, positions.new_tensor([[self._rotary_switch]])], dim=1)
+            positions = torch.cat([positions, positions.new_tensor([[self.rotary_switch]])], dim=1)
         rotary: tuple[torch.Tensor, ...] = self._rotary(states, position_ids=positions, **more)
         return tuple(part[:, :-1] for part in rotary) if long else rotary
 
