@@ -65,7 +65,8 @@ def test_drafting_for_the_clouds_time_changes_no_text(aparte: Command, llama_fol
         data = aparte(*base, *more, "--draft", "shallow:3+context", "--draft-for", "cloud").json
         assert data["token_ids"] == expected["token_ids"]
         assert data["ahead_steps"] == data["stale_steps"] == 0
-        assert data["round_trips"] < expected["round_trips"]
+        assert sum(step["drafted"] for step in data["steps"]) > 0
+        assert data["round_trips"] <= expected["round_trips"]
 
 
 @pytest.mark.parametrize(

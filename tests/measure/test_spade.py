@@ -155,7 +155,8 @@ class TestBaselines:
         report = summarize(rows, (4,), 100.0, {}, exact=True)
         first, second = report["colocated"]
         assert (first["d"], second["d"]) == (1, 4)
-        assert first["cloud_calls_per_answer"] > second["cloud_calls_per_answer"]
+        if not tree:  # a tree's model rests where it doesn't pay
+            assert first["cloud_calls_per_answer"] > second["cloud_calls_per_answer"]
         assert second["draft_ms_per_answer"] > 0
         for row in report["colocated"]:
             assert row["identical"]

@@ -24,7 +24,7 @@ FIRST_OWN_SHARE = 0.5
 REST = 24
 TRIAL = 3
 #: Where drafting costs nothing, a level still has to promise so many tokens.
-LEAST_GAIN = 0.03
+LEAST_GAIN = 0.08
 #: A step commits fewer tokens than this; a context that grew by more is another answer's.
 LONGEST_STEP = 64
 
