@@ -183,8 +183,9 @@ async def _log_in(account: Account) -> asyncssh.SSHClientConnection:
         settings |= {"client_factory": Client, "known_hosts": known or asyncssh.import_known_hosts("")}
         try:
             return await asyncssh.connect(account.host, **settings)
-        except (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost):
-            # Asked for keys of the known kinds only, a server with a new one hangs up. Now it shows it.
+        except (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost, ConnectionResetError):
+            # Asked for keys of the known kinds only, a server with a new one hangs up, in one of these ways.
+            # Now it shows it.
             return await asyncssh.connect(account.host, server_host_key_algs="default", **settings)
     except asyncssh.HostKeyNotVerifiable as error:
         raise _not_known(account, known, shown, error) from None
