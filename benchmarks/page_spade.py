@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from aparte.measure.spade_baselines import pipelined_cells
+
 SHAPES = (
     ("spade", "trees of `d` nodes, which greedy text gets by default"),
     ("spade-chain", "chains of `d` tokens"),
@@ -98,25 +100,11 @@ def _row(label: str, row: dict[str, Any]) -> list[str]:
 
 
 def _pipelined(shapes: list[tuple[list[dict[str, Any]], str]]) -> str:
-    columns = ["", "tok/s, one at a time", "tok/s, pipelined", "kept", "stale", "cloud time, one at a time"]
-    rows = []
+    rows: list[list[str]] = []
     for measured, label in shapes:
-        rows.append([f"*{label}*", *[""] * 7])
-        for row in measured:
-            one, ahead = row["one_at_a_time"], row["pipelined"]
-            rows.append(
-                [
-                    f"{row['rtt_ms']} ms",
-                    f"{one['tok_s']:.1f}",
-                    f"{ahead['tok_s']:.1f}",
-                    f"{ahead['kept_per_answer']:.1f}",
-                    f"{ahead['stale_per_answer']:.1f}",
-                    f"{one['cloud_time_ratio']:.2f}",
-                    f"{ahead['cloud_time_ratio']:.2f}",
-                    _yes(row["identical"]),
-                ]
-            )
-    return _markdown([*columns, "cloud time, pipelined", "identical"], rows)
+        columns, cells = pipelined_cells(measured)
+        rows += [[f"*{label}*", *[""] * (len(columns) - 1)], *cells]
+    return _markdown(["", *columns[1:]], rows)
 
 
 def _scores(summaries: list[tuple[dict[str, Any], str]], paper: dict[str, Any]) -> str:

@@ -6,9 +6,7 @@ The times after which it does are shorter here than a user's; all else is the co
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +20,7 @@ from aparte.fingerprint import Fingerprint
 from aparte.recovery import Recovery
 from aparte.step import ROOT
 from aparte.wire.frames import ResultFrame
-from cloud.test_replicas import Cluster
+from cloud.test_replicas import Cluster, watched
 from dialogue import (
     PROMPT,
     Device,
@@ -62,17 +60,8 @@ def cluster(llama_folder: Path) -> Iterator[Cluster]:
         text=True,
         env={**os.environ, "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1"},
     )
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    if not line:
-        pytest.fail(f"no replicas: {child.communicate()[1][-2000:]}")
-    ready = json.loads(line)
-    cluster = Cluster(child, ready["listening"], ready["replicas"])
-    threading.Thread(target=cluster.listen, daemon=True).start()
-    yield cluster
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(60) == 0
-    assert "Traceback" not in "".join(cluster.said)
+    with watched(child) as cluster:
+        yield cluster
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ One cluster for the whole file: starting Ray takes several seconds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -60,14 +61,9 @@ class Cluster:
         return [int(match[1]) for match in found if match]
 
 
-@pytest.fixture(scope="module")
-def cluster(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    secret = tmp_path_factory.mktemp("ray") / "token"
-    secret.write_text(TOKEN)
-    child = start(
-        *("serve", llama_folder, "--ray", "--replicas", 2, "--port", 0, "--json", "--dtype", "float32"),
-        *("--token-file", secret, "--exit-with-parent", os.getpid()),
-    )
+@contextlib.contextmanager
+def watched(child: subprocess.Popen[str]) -> Iterator[Cluster]:
+    """The cluster that ``child`` starts, until it is stopped in order and without a traceback."""
     assert child.stdout is not None
     line = child.stdout.readline()
     if not line:
@@ -78,9 +74,20 @@ def cluster(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     yield cluster
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == 0
-    said = "".join(cluster.said)
-    assert "Traceback" not in said
-    assert TOKEN not in said
+    assert "Traceback" not in "".join(cluster.said)
+
+
+@pytest.fixture(scope="module")
+def cluster(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    secret = tmp_path_factory.mktemp("ray") / "token"
+    secret.write_text(TOKEN)
+    child = start(
+        *("serve", llama_folder, "--ray", "--replicas", 2, "--port", 0, "--json", "--dtype", "float32"),
+        *("--token-file", secret, "--exit-with-parent", os.getpid()),
+    )
+    with watched(child) as cluster:
+        yield cluster
+    assert TOKEN not in "".join(cluster.said)
 
 
 def test_it_says_what_is_served(cluster: Cluster) -> None:

@@ -25,14 +25,13 @@ from aparte.sampling import gumbel_noise, process
 from aparte.speculate.calibration import Calibration
 from aparte.speculate.drafter import Outcome
 from aparte.speculate.length import LengthPlan
+from aparte.speculate.outstanding import Outstanding
 from aparte.speculate.source import Candidate
 from aparte.speculate.tree import BELOW_ROOT, DraftTree
 from aparte.speculate.voice import Voice
 
 #: Where a source is as sure as this, models are not asked.
 SURE = 0.75
-#: Proposals whose outcome may still be to come (pipelining); older ones are forgotten.
-_OUTSTANDING = 16
 
 
 @dataclass
@@ -84,16 +83,12 @@ class Chain:
         self._clock = clock
         self.plan = plan or LengthPlan()
         self.calibration = Calibration()
-        self._proposals: dict[int, _Proposal] = {}  # by the length of their context, the oldest first
+        self._proposals: Outstanding[_Proposal] = Outstanding()
 
     def propose(self, context: Sequence[int], budget: int) -> DraftTree:
         started = self._clock()
-        # What was proposed for as long a context, or a longer one, was wrong or not sent.
-        self._proposals = {size: one for size, one in self._proposals.items() if size < len(context)}
-        proposal = _Proposal(tuple(context), overlaps=bool(self._proposals))
-        self._proposals[len(context)] = proposal
-        if len(self._proposals) > _OUTSTANDING:
-            del self._proposals[next(iter(self._proposals))]
+        proposal = _Proposal(tuple(context), overlaps=self._proposals.begin(context))
+        self._proposals.add(context, proposal)
         for voice in self._voices:
             voice.begin(proposal.context)
         reached, tokens = 1.0, 1.0
@@ -118,10 +113,7 @@ class Chain:
         )
 
     def observe(self, outcome: Outcome) -> None:
-        size = len(outcome.context) or max(self._proposals)
-        proposal = self._proposals.pop(size)
-        # Shorter ones are of an answer that ended while they were under way.
-        self._proposals = {longer: one for longer, one in self._proposals.items() if longer > size}
+        proposal = self._proposals.settle(outcome)
         if not proposal.overlaps and not self._proposals:
             # Nothing else was under way: the time since is that of the step.
             ms = (self._clock() - proposal.ended_at) * 1e3

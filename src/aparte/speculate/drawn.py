@@ -30,6 +30,7 @@ from aparte.speculate.common import CommonTable
 from aparte.speculate.drafter import Outcome
 from aparte.speculate.length import LengthPlan
 from aparte.speculate.neural import WIDTH, TreeModel
+from aparte.speculate.outstanding import Outstanding
 from aparte.speculate.reader import Reader
 from aparte.speculate.source import Candidate, Source
 from aparte.speculate.tree import BELOW_ROOT, DraftTree
@@ -41,8 +42,6 @@ LATER = 0.3
 LEAST = 0.01
 #: Ranks among siblings that estimates tell apart, and depths.
 RANKS, DEPTHS = 3, 3
-#: Proposals whose outcome may still be to come (pipelining); older ones are forgotten.
-_OUTSTANDING = 16
 #: The token of an estimate that is not about a certain one.
 _ANY = -1
 
@@ -137,15 +136,11 @@ class DrawnTree:
         self._clock = clock
         self.plan = plan or LengthPlan()
         self.calibration = calibration or Calibration()
-        self._proposals: dict[int, _Proposal] = {}  # by the length of their context, the oldest first
+        self._proposals: Outstanding[_Proposal] = Outstanding()
 
     def propose(self, context: Sequence[int], budget: int) -> DraftTree:
-        # What was proposed for as long a context, or a longer one, was wrong or not sent.
-        self._proposals = {size: one for size, one in self._proposals.items() if size < len(context)}
-        proposal = _Proposal(tuple(context), overlaps=bool(self._proposals))
-        self._proposals[len(context)] = proposal
-        if len(self._proposals) > _OUTSTANDING:
-            del self._proposals[next(iter(self._proposals))]
+        proposal = _Proposal(tuple(context), overlaps=self._proposals.begin(context))
+        self._proposals.add(context, proposal)
         for reader in self._readers:
             reader.begin(proposal.context)
         self._open(proposal, BELOW_ROOT, 0, 1.0, [source.start(context) for source in self._sources])
@@ -157,10 +152,7 @@ class DrawnTree:
         return proposal.tree()
 
     def observe(self, outcome: Outcome) -> None:
-        size = len(outcome.context) or max(self._proposals)
-        proposal = self._proposals.pop(size)
-        # Shorter ones are of an answer that ended while they were under way.
-        self._proposals = {longer: one for longer, one in self._proposals.items() if longer > size}
+        proposal = self._proposals.settle(outcome)
         if not proposal.overlaps and not self._proposals:
             # Nothing else was under way: the time since is that of the step.
             ms = (self._clock() - proposal.ended_at) * 1e3

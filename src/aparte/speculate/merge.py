@@ -14,6 +14,7 @@ from typing import Any
 
 from aparte.speculate.calibration import Calibration
 from aparte.speculate.drafter import Outcome
+from aparte.speculate.outstanding import Outstanding
 from aparte.speculate.source import Candidate, Source
 from aparte.speculate.tree import BELOW_ROOT, DraftTree
 
@@ -38,13 +39,12 @@ class Merged:
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = tuple(sources)
         self.calibration = Calibration()
-        # Those whose outcome is to come, by the length of their context; the oldest first.
-        self._proposals: dict[int, _Proposal] = {}
+        self._proposals: Outstanding[_Proposal] = Outstanding()
 
     def propose(self, context: Sequence[int], budget: int) -> DraftTree:
-        # What was proposed for as long a context, or a longer one, was wrong or not sent.
-        self._proposals = {size: one for size, one in self._proposals.items() if size < len(context)}
-        proposal = self._proposals[len(context)] = _Proposal(tuple(context))
+        proposal = _Proposal(tuple(context))
+        self._proposals.begin(context)
+        self._proposals.add(context, proposal)
         tokens: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
@@ -75,9 +75,7 @@ class Merged:
 
     def observe(self, outcome: Outcome) -> None:
         """Calibrate along the accepted path, where every source was asked, then let the sources learn."""
-        size = len(outcome.context) or max(self._proposals)
-        proposal = self._proposals.pop(size)
-        self._proposals = {longer: one for longer, one in self._proposals.items() if longer > size}
+        proposal = self._proposals.settle(outcome)
         gains = self._gains(proposal, outcome)
         # The loop may have cut the tree, so the path is followed by its tokens, not by node numbers.
         node = BELOW_ROOT
