@@ -88,11 +88,15 @@ def test_what_drafting_for_the_clouds_time_does_not_go_with(
 
 def test_trees_are_drawn_for_rejection_sampling(aparte: Command, llama_folder: Path) -> None:
     words = ("generate", llama_folder, "the cat sat on the cat", *EXACT, *SAMPLED, "--target", "draft")
-    for draft in ("shallow:5", "shallow:3+context+recycling", "context"):
-        data = aparte(*words, "--draft", draft, "--accept", "rejection").json
+    words += ("--accept", "rejection")
+    for draft in ("shallow:3+context+recycling", "context"):
+        data = aparte(*words, "--draft", draft).json
         assert data["new_tokens"] == 20
         # How much of it pays is a matter of times; the first steps draft in any case.
         assert sum(step["drafted"] for step in data["steps"]) > 0
+    far = aparte(*words, "--draft", "shallow:5", "--rtt", 40).json  # where drafting pays
+    assert far["new_tokens"] == 20
+    assert far["round_trips"] < 20
 
 
 def test_a_fixed_length_is_kept(aparte: Command, llama_folder: Path, small: Path) -> None:
