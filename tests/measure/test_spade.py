@@ -459,6 +459,7 @@ class TestCommand:
         ("more", "message"),
         [
             (("--d", "0"), "block lengths"),
+            (("--d", "4", "--draft-for", "speed"), "Add auto to --d"),
             (("--colocated", "4,0"), "--colocated 4,0"),
             (("--shape", "ring"), "shape"),
             (("--shape", "tree", "--temperature", "1"), "Coupled"),

@@ -96,6 +96,10 @@ def spade(
     from aparte.measure.simulated_link import LABEL
 
     lengths, auto = bench.parse_sweep(d)
+    if not auto and draft_for != GOALS[1]:
+        raise UserError(
+            f"--draft-for says what auto is for, and --d {d} has none. Add auto to --d, or leave it out."
+        )
     beside = () if colocated == NO_LENGTHS else bench.parse_lengths(colocated, "--colocated")
     where = Cut.parse(cut)
     if draft is None:
