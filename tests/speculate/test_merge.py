@@ -18,7 +18,7 @@ from aparte.speculate.drafter import Outcome, make_drafter
 from aparte.speculate.merge import Merged
 from aparte.speculate.recycling import Recycling, RunnerUp
 from aparte.speculate.source import Candidate
-from aparte.speculate.tree import DraftTree
+from aparte.speculate.tree import BELOW_ROOT, DraftTree
 
 VOCAB = 64
 
@@ -271,3 +271,24 @@ def test_nothing_is_gained_without_an_accepted_node() -> None:
     drafter = Merged([source])
     drafter.observe(outcome(drafter.propose([9], 4), (7, 7, 7)))
     assert source.gained == [0]
+
+
+def test_agreement_counts_and_the_sure_one_is_not_scaled_down() -> None:
+    """Estimates are one by one; beside others each is worth what the likelier ones leave."""
+
+    def chances(*sources: Fixed) -> dict[int, float]:
+        drafter = Merged(sources)
+        drafter.calibration = Calibration(start={})
+        tree = drafter.propose([9], 8)
+        return {
+            token: probability
+            for token, parent, probability in zip(tree.tokens, tree.parents, tree.probabilities, strict=True)
+            if parent == BELOW_ROOT
+        }
+
+    sure, unsure, other = Fixed("a", (1,), 0.8), Fixed("b", (2,), 0.6), Fixed("c", (1,), 0.5)
+    assert chances(sure, unsure) == pytest.approx({1: 0.8, 2: 0.2 * 0.6})
+    assert chances(sure, other) == pytest.approx({1: 1 - 0.2 * 0.5})
+    together = chances(sure, unsure, other)
+    assert together == pytest.approx({1: 0.9, 2: 0.1 * 0.6})
+    assert sum(together.values()) <= 1

@@ -29,6 +29,8 @@ class _Proposal:
     context: tuple[int, ...]
     said: dict[int, list[list[Candidate]]] = field(default_factory=dict)
     children: dict[tuple[int, int], int] = field(default_factory=dict)
+    #: For each node, the product of the largest single estimates along its path.
+    alone: list[float] = field(default_factory=list)
 
 
 class Merged:
@@ -65,6 +67,8 @@ class Merged:
             tokens.append(token)
             parents.append(parent)
             probabilities.append(-negative)
+            before = 1.0 if parent == BELOW_ROOT else proposal.alone[parent]
+            proposal.alone.append(before * self._largest(proposal.said[parent], token))
             moved = [
                 source.advance(place, token) for source, place in zip(self._sources, places, strict=True)
             ]
@@ -91,10 +95,10 @@ class Merged:
     def _gains(self, proposal: _Proposal, outcome: Outcome) -> list[int]:
         """For each source, how many tokens of the accepted path the others would not have brought.
 
-        They would have brought a node if their estimates alone had given it a place in the tree that was
-        sent.
+        They would have brought a node if their estimates had given it a place in the tree that was sent. As
+        agreement counts for more than a single estimate, it is single ones that are compared.
         """
-        floor = min(outcome.tree.probabilities, default=1.0)
+        floor = min(proposal.alone[: len(outcome.tree)], default=1.0)
         length = len(outcome.accepted.path)
         chances = [1.0] * len(self._sources)
         gains = [0] * len(self._sources)
@@ -103,19 +107,16 @@ class Merged:
             said = proposal.said.get(node)
             if said is None:
                 break
-            best = [
-                max(
-                    (self.calibration.probability(one) for one in candidates if one.token == token),
-                    default=0.0,
-                )
-                for candidates in said
-            ]
+            best = [self._chance(candidates, token) for candidates in said]
             for index in range(len(best)):
                 chances[index] *= max((*best[:index], *best[index + 1 :]), default=0.0)
                 if chances[index] < floor and not gains[index]:
                     gains[index] = length - max(depth, outcome.known)
             node = proposal.children.get((node, token), len(proposal.said))
         return gains
+
+    def _largest(self, said: list[list[Candidate]], token: int) -> float:
+        return max(self._chance(candidates, token) for candidates in said)
 
     def _chance(self, candidates: list[Candidate], token: int) -> float:
         """What one source's candidates give ``token``."""
@@ -124,14 +125,24 @@ class Merged:
         )
 
     def _ask(self, proposal: _Proposal, node: int, places: list[Any]) -> dict[int, float]:
-        """Every source's candidates below ``node``; of two estimates for one token the larger counts."""
+        """Every source's candidates below ``node``, each with its chance beside all others.
+
+        Estimates are made one by one. Sources that agree count as if they were wrong independently of each
+        other; and as there is one next token, a less likely one gets of its chance what the likelier ones
+        leave. Scaling all of them down instead would take most from those that are sure.
+        """
         said = [source.candidates(place) for source, place in zip(self._sources, places, strict=True)]
         proposal.said[node] = said
-        chances: dict[int, float] = {}
+        wrong: dict[int, float] = {}
         for candidates in said:
+            best: dict[int, float] = {}
             for candidate in candidates:
                 chance = self.calibration.probability(candidate)
-                chances[candidate.token] = max(chance, chances.get(candidate.token, 0.0))
-        # Estimates are made one by one; together they must not promise more than one next token.
-        total = sum(chances.values())
-        return {token: chance / max(1.0, total) for token, chance in chances.items()}
+                best[candidate.token] = max(chance, best.get(candidate.token, 0.0))
+            for token, chance in best.items():
+                wrong[token] = wrong.get(token, 1.0) * (1 - chance)
+        chances, left = {}, 1.0
+        for token, missed in sorted(wrong.items(), key=lambda item: item[1]):
+            chances[token] = left * (1 - missed)
+            left *= missed
+        return chances
