@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import httpx
 import openai
 import pytest
 import torch
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 
 from aparte.gateway.app import PAGE_FILES
 from cli.command import Command
@@ -115,6 +117,16 @@ class TestSameText:
 
 class TestLogits:
     """What depends on logits is right at every position, also where tokens were drafted."""
+
+    @pytest.fixture(scope="class")
+    def served(self, llama_folder: Path, served: Served) -> Iterator[Served]:
+        """The same cloud, with a number of nodes that does not go by the clock."""
+        with (
+            connected(llama_folder, served.cloud, max_nodes=8) as model,
+            serving(model) as url,
+            OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ):
+            yield replace(served, url=url, model=model, client=client)
 
     @pytest.fixture
     def reference(self) -> Any:
