@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aparte.model import pieces
 from aparte.model.invariant import Visible
 from aparte.model.ragged import Ragged
 
@@ -85,6 +86,8 @@ def shared_heads(
             for node, rows in enumerate(attention_mask.of_each(key, value))
         ]
         return torch.cat(alone, dim=1), None
+    if pieces.worthwhile(query, key, attention_mask):
+        return pieces.attend(query, key, value, attention_mask, scaling), None
     if nodes == 1:
         # Heads that share keys become rows of one query, for which the kernel reads the cache once.
         grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], size)
