@@ -12,12 +12,13 @@ import json
 from collections import defaultdict
 
 from aparte.cli.setup import connect, load_models
-from aparte.config import DEFAULT_MODEL, Decoding, Sampling, Stopping
+from aparte.config import DEFAULT_MODEL, Sampling, Stopping
 from aparte.connection import Connection
 from aparte.measure.prompts import PROMPTS
 from aparte.speculate.calibration import PRIORS, Calibration, Counts
 from aparte.speculate.drafter import make_drafter
 from aparte.speculate.merge import Merged
+from aparte.speculate.settings import Decoding
 
 MORE = (
     "Explain how a bicycle stays upright.",

@@ -35,12 +35,13 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from aparte.answer import Writer
-from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
+from aparte.config import DEFAULT_MODEL, Compute, Cut, LinkSettings, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.measure.prompts import PROMPTS
 from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.wire.frames import ErrorFrame, Hello, decode
 from aparte.wire.record import Kind, Recorder, read_recording
 

@@ -23,12 +23,13 @@ from typing import Any
 from clouds import Cloud, say
 
 from aparte.answer import Answer, Writer
-from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, LinkSettings, Sampling, Stopping
+from aparte.config import DEFAULT_MODEL, Compute, Cut, LinkSettings, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.measure.prompts import PROMPTS
 from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 
 #: How answers are written, in turn: decoding mode and temperature.
 WAYS = (("sequential", 0.0), ("auto", 0.8), ("auto", 0.0), ("sequential", 0.8))

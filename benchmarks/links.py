@@ -14,10 +14,11 @@ import json
 
 from aparte.answer import Answer, Writer
 from aparte.cli.setup import connect, load_models
-from aparte.config import DEFAULT_MODEL, Decoding, Sampling, Stopping
+from aparte.config import DEFAULT_MODEL, Sampling, Stopping
 from aparte.connection import Connection
 from aparte.measure.prompts import digest
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 
 PASSAGE = (
     "The lighthouse at Skerry Point was built in 1874 to guide fishing boats past the reef. Its first "

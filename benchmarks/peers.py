@@ -30,7 +30,7 @@ import transformers
 from links import PROMPTS
 
 from aparte.answer import Writer
-from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Drafting, Sampling, Stopping
+from aparte.config import DEFAULT_MODEL, Compute, Cut, Sampling, Stopping
 from aparte.device import open_local_writer, open_writer
 from aparte.drafting import DraftPlan
 from aparte.drafts import DraftShelf
@@ -39,6 +39,7 @@ from aparte.measure.verify import load_unsplit
 from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding, Drafting
 from aparte.text.tokenizer import Codec
 
 LOOKUP_TOKENS = 10  # what the library's documentation uses

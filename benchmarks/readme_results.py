@@ -16,12 +16,13 @@ from pathlib import Path
 
 from aparte.answer import Answer, Writer
 from aparte.cli.setup import connect, load_models
-from aparte.config import DEFAULT_MODEL, Decoding, Sampling, Stopping
+from aparte.config import DEFAULT_MODEL, Sampling, Stopping
 from aparte.connection import Connection
 from aparte.measure.verify import Reference
 from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"

@@ -8,12 +8,13 @@ the middle is on another machine instead.
 
 import sys
 
-from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
+from aparte.config import Compute, Cut, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.errors import AparteError
 from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 
 
 def main(model: str, prompt: str = "Why is the sky blue?") -> None:

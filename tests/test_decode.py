@@ -12,13 +12,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from aparte.answer import Answer, Writer
-from aparte.config import Cut, Decoding, LinkSettings, Sampling, Stopping
+from aparte.config import Cut, LinkSettings, Sampling, Stopping
 from aparte.decode import Job, decode
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.model.parts import Blueprint
 from aparte.session import Session
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.target.base import Ask
 from aparte.target.local import LocalTarget
 from drafters import Adversary, Oracle, all_drafters

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from aparte.answer import Writer
-from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
+from aparte.config import Compute, Cut, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.measure.prompts import PROMPTS
 from aparte.measure.verify import Reference, Report, Written, write_split
 from aparte.model.linear import packed_available
 from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from running import FLOAT32
 
 pytestmark = [

@@ -17,7 +17,7 @@ from aparte.address import parse_address
 from aparte.answer import Answer, Writer
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.verifier import Verifier, load_verifier
-from aparte.config import Cut, Decoding, LinkSettings, Sampling, ServerLimits, Stopping
+from aparte.config import Cut, LinkSettings, Sampling, ServerLimits, Stopping
 from aparte.decode import Committed, Job, decode
 from aparte.device import open_draft_writer, open_writer
 from aparte.distribution import Distribution
@@ -29,6 +29,7 @@ from aparte.model.parts import Blueprint
 from aparte.session import Session
 from aparte.speculate.chain import Chain
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.speculate.tree import DraftTree
 from aparte.speculate.voice import ModelVoice
 from aparte.step import Step

@@ -20,7 +20,7 @@ from aparte.cloud.engine import Engine
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.load import load_engine
 from aparte.cloud.server import MiddleServer
-from aparte.config import Cut, Decoding, Sampling, ServerLimits, Stopping
+from aparte.config import Cut, Sampling, ServerLimits, Stopping
 from aparte.decode import Committed, Job, decode
 from aparte.measure.wan import WanRelay
 from aparte.measure.wan_link import WanProfile
@@ -32,6 +32,7 @@ from aparte.pipeline import likeliest_leaf, path_tokens
 from aparte.session import Session
 from aparte.speculate.accept import accept
 from aparte.speculate.drafter import Drafter, Nothing, Outcome, make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.speculate.tree import DraftTree
 from aparte.step import Step
 from aparte.target.base import Ask, Target

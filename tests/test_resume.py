@@ -15,7 +15,7 @@ import pytest
 from websockets.sync.server import ServerConnection
 
 from aparte.cloud.server import MiddleServer
-from aparte.config import Cut, Decoding, LinkSettings, Sampling, ServerLimits
+from aparte.config import Cut, LinkSettings, Sampling, ServerLimits
 from aparte.deadline import Deadline
 from aparte.decode import Committed, Job, decode
 from aparte.errors import GivenUpError, LinkError
@@ -25,6 +25,7 @@ from aparte.model.parts import Blueprint
 from aparte.recovery import Recovery
 from aparte.session import Session
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.target.base import Target
 from aparte.target.draft import DraftTarget
 from aparte.target.local import LocalTarget

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from aparte.answer import Writer
-from aparte.config import Decoding, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.text.tokenizer import Codec
 from aparte.wire.frames import Hello, StepFrame, Welcome, decode
 from aparte.wire.tensors import WIRE_DTYPES

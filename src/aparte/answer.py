@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aparte.config import Decoding, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.decode import FinishReason, Job, PrefillProgress, StepRecord, decode
 from aparte.measure.decomposition import Bandwidth, Parts, decompose_all, fitted_bandwidth
 from aparte.recovery import Recovery
@@ -16,6 +16,7 @@ from aparte.speculate.ahead import SendAhead
 from aparte.speculate.budget import NodeBudget
 from aparte.speculate.cloud_budget import CloudBudget
 from aparte.speculate.drafter import Drafter
+from aparte.speculate.settings import Decoding
 from aparte.target.base import Target
 from aparte.text.stream import Detokenizer, StopMatcher
 from aparte.text.tokenizer import Codec

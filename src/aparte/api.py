@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from aparte.answer import Answer
-from aparte.config import DEFAULT_MODEL, TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings
+from aparte.config import DEFAULT_MODEL, TARGETS, Compute, Cut, LinkSettings
 from aparte.connection import Connection
 from aparte.decode import PrefillProgress
 from aparte.drafting import DraftPlan, plan_drafts
@@ -31,6 +31,7 @@ from aparte.privacy.pseudonyms import Pseudonyms
 from aparte.privacy.replacing import Replacing, read_replacing
 from aparte.sessions import Sessions
 from aparte.side import DeviceSide
+from aparte.speculate.settings import Decoding, Drafting
 from aparte.talk import Chat, Stream, merged
 from aparte.text.tokenizer import Codec
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from aparte.config import LONGEST_DRAFT, Cut, Decoding, Drafting, Sampling
+from aparte.config import Cut, Sampling
 from aparte.errors import UserError
 from aparte.privacy.protection import Protection
+from aparte.speculate.settings import LONGEST_DRAFT, Decoding, Drafting
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from aparte.bridge.file import load_bridge, save_bridge
 from aparte.bridge.net import BridgeNet
 from aparte.bridge.teacher import Teacher
 from aparte.bridge.unroll import unroll
-from aparte.config import Decoding, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.device import open_writer
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import Outcome, make_drafter
 from aparte.speculate.neural import Guess
+from aparte.speculate.settings import Decoding
 from aparte.speculate.tree import DraftTree
 from aparte.target.base import Ask
 from aparte.target.split import SplitTarget

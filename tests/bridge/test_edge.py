@@ -14,13 +14,14 @@ from aparte.bridge.draft import BridgeDraft
 from aparte.bridge.edge import EdgeBridge, EdgeParts
 from aparte.bridge.file import Bridge, find_bridge, load_bridge, save_bridge
 from aparte.bridge.teacher import Teacher
-from aparte.config import DEFAULT_MODEL, Compute, Cut, Decoding, Sampling, Stopping
+from aparte.config import DEFAULT_MODEL, Compute, Cut, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint
 from aparte.session import Session
 from aparte.speculate.drafter import Outcome
 from aparte.speculate.neural import Guess
+from aparte.speculate.settings import Decoding
 from aparte.speculate.tree import DraftTree
 from aparte.target.split import SplitTarget
 from bridge.conftest import CUT, new_net

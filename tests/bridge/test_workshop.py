@@ -9,8 +9,9 @@ import pytest
 from aparte.bridge.file import bridge_path
 from aparte.bridge.train import Trainer
 from aparte.cli.setup import connect, load_models
-from aparte.config import DEFAULT_MODEL, Compute, Decoding
+from aparte.config import DEFAULT_MODEL, Compute
 from aparte.connection import Connection
+from aparte.speculate.settings import Decoding
 from bridge.conftest import CUT
 from cli.command import Command
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from aparte.address import parse_address
-from aparte.config import Drafting
 from aparte.errors import UserError
 from aparte.measure.wan import WanRelay
 from aparte.measure.wan_link import WanProfile
+from aparte.speculate.settings import Drafting
 from cli.command import Command, start
 from running import running_server
 from tiny import save_tiny

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aparte.answer import Answer, Writer
-from aparte.config import Cut, Decoding, Sampling, Stopping
+from aparte.config import Cut, Sampling, Stopping
 from aparte.errors import UserError
 from aparte.measure.budget_grid import BUDGETS, FIXED, LINKS, Options, Run, parse_links, run
 from aparte.measure.budget_plot import write_plot
@@ -25,6 +25,7 @@ from aparte.measure.wan_link import WanProfile
 from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import make_drafter
 from aparte.speculate.neural import Guess
+from aparte.speculate.settings import Decoding
 from cli.command import Command
 from running import FLOAT32
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from aparte.answer import Answer, Writer
-from aparte.config import Cut, Decoding, Sampling, Stopping
+from aparte.config import Cut, Sampling, Stopping
 from aparte.decode import StepRecord
 from aparte.device import open_writer
 from aparte.measure.decomposition import (
@@ -27,6 +27,7 @@ from aparte.measure.wan import WanRelay
 from aparte.measure.wan_link import WanProfile
 from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.target.base import Timing
 from running import FLOAT32, running_server
 

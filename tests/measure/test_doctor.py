@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from aparte.cloud.door import pin_of, tls_context
-from aparte.config import Cut, Decoding, Sampling, Stopping
+from aparte.config import Cut, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.errors import DoorError, LinkError, UserError
 from aparte.measure.decomposition import Parts
@@ -25,6 +25,7 @@ from aparte.measure.wan import WanRelay
 from aparte.measure.wan_link import WanProfile
 from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from certificates import make_certificate
 from running import FLOAT32, running_server
 

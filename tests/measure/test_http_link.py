@@ -13,13 +13,14 @@ import pytest
 
 from aparte.answer import Writer
 from aparte.cloud.load import load_engine
-from aparte.config import Cut, Decoding, Sampling, ServerLimits, Stopping
+from aparte.config import Cut, Sampling, ServerLimits, Stopping
 from aparte.device import open_writer
 from aparte.errors import FrameError, LinkError
 from aparte.measure.http_cloud import MOST_SESSIONS, HttpCloud
 from aparte.measure.http_link import STEP, HttpLink, step_from_json, step_to_json
 from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.step import Step
 from aparte.target.split import DeviceParts, SplitTarget
 from aparte.text.tokenizer import Codec

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from aparte.bridge.file import save_bridge
 from aparte.bridge.net import BridgeNet
-from aparte.config import Cut, Drafting, Sampling
+from aparte.config import Cut, Sampling
 from aparte.errors import UserError
 from aparte.measure.spade import (
     AHEAD,
@@ -39,6 +39,7 @@ from aparte.measure.spade_setup import Sides, open_sides
 from aparte.measure.specbench import Question
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint
+from aparte.speculate.settings import Drafting
 from cli.command import Command
 from running import FLOAT32
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.load import load_engine
-from aparte.config import Compute, Cut, Decoding, Sampling
+from aparte.config import Compute, Cut, Sampling
 from aparte.decode import Job, decode
 from aparte.errors import CheckpointError
 from aparte.model.families import FAMILIES, REFUSED
@@ -27,6 +27,7 @@ from aparte.model.parts import Blueprint
 from aparte.model.stage import Item
 from aparte.session import Session
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.step import ROOT, Step, chain_parents
 from aparte.target.split import DeviceParts, SplitTarget
 from drafters import Oracle, RandomTrees

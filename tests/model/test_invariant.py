@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from aparte.config import Compute, Cut, Decoding
+from aparte.config import Compute, Cut
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.measure.verify import Written, write_split
 from aparte.model.invariant import BLOCK, FixedRows, Visible, fix_rows
 from aparte.model.linear import Int8Linear, packed_available
 from aparte.model.parts import Blueprint
+from aparte.speculate.settings import Decoding
 from tiny import save_tiny, tiny_model
 
 DTYPES = ["float32", "bfloat16"] + (["packed16", "int8"] if packed_available() else [])

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from aparte.answer import Writer
-from aparte.config import Compute, Cut, Decoding, KvName, Sampling, Stopping
+from aparte.config import Compute, Cut, KvName, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.model.kv import make_rows
 from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 
 KINDS: tuple[KvName, ...] = get_args(KvName)
 #: Largest error of a number, of the largest of its row.

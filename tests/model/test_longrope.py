@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from aparte.adjust import AdjustedTarget
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.load import load_engine
-from aparte.config import Cut, Decoding, Sampling, ServerLimits
+from aparte.config import Cut, Sampling, ServerLimits
 from aparte.decode import Job, decode
 from aparte.errors import SlotError, UserError
 from aparte.model.families import longest_context, rotary_switch, uniform_context
@@ -22,6 +22,7 @@ from aparte.model.stage import Item, Stage
 from aparte.privacy.shape import ConstantShape, ShapeSettings
 from aparte.session import Session
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.step import ROOT, Step, chain_parents
 from aparte.target.base import Target
 from aparte.target.draft import DraftTarget

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aparte.answer import Writer
-from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
+from aparte.config import Compute, Cut, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.errors import MismatchError, UserError
 from aparte.model.parts import Blueprint
@@ -18,6 +18,7 @@ from aparte.privacy.guard import Guard, check_draws, draw_cut, open_guard, prote
 from aparte.privacy.paths import gaussian
 from aparte.privacy.protection import Protection
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.step import ROOT, Step
 from aparte.target.split import SplitTarget
 from aparte.wire.frames import StepFrame, decode

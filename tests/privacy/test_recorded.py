@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aparte.answer import Answer
-from aparte.config import Cut, Decoding, Sampling, Stopping
+from aparte.config import Cut, Sampling, Stopping
 from aparte.device import open_draft_writer, open_writer
 from aparte.errors import UserError
 from aparte.measure.recorded import summary
@@ -18,6 +18,7 @@ from aparte.privacy.protection import Protection
 from aparte.privacy.recorded import audit_recording, committed_path, traffic_of
 from aparte.privacy.recorded_report import sentences, write_results
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.wire.playback import visits
 from aparte.wire.record import Recorder, read_recording
 from aparte.wire.tensors import TensorCodec

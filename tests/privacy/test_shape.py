@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from aparte.answer import Answer, Writer
-from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
+from aparte.config import Compute, Cut, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.model.parts import Blueprint
 from aparte.privacy.protection import Protection
 from aparte.privacy.shape import ConstantShape, ShapeSettings
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.step import ROOT, Step
 from aparte.target.exchange import message_of
 from aparte.target.split import SplitTarget

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from aparte.answer import Writer
-from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
+from aparte.config import Compute, Cut, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.model.parts import Blueprint
 from aparte.privacy.shape import ConstantShape
 from aparte.privacy.traffic import SHAPE, Trace, TrafficSettings, distance, identify, shares_told
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.target.split import SplitTarget
 from privacy.conftest import random_texts
 

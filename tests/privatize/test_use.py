@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from aparte.answer import Writer
 from aparte.api import Aparte
 from aparte.bridge.teacher import Teacher
-from aparte.config import Decoding, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.device import open_writer
 from aparte.model.parts import Blueprint
 from aparte.privacy.verdict import keep
@@ -21,6 +21,7 @@ from aparte.privatize.ends import Mask, PrivateEnds
 from aparte.privatize.file import save_ends
 from aparte.privatize.use import adopt, hide
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.step import ROOT, Step
 from aparte.target.split import SplitTarget
 from aparte.wire.frames import StepFrame, decode

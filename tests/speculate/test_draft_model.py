@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from aparte.answer import Writer
-from aparte.config import Cut, Decoding, Sampling, Stopping
+from aparte.config import Cut, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.drafts import open_draft_model
 from aparte.errors import MismatchError, UserError
@@ -24,6 +24,7 @@ from aparte.speculate.draft_model import CHUNK, DraftModel, check_vocabulary
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
 from aparte.speculate.merge import Merged
 from aparte.speculate.neural import Guess, Neural
+from aparte.speculate.settings import Decoding
 from aparte.text.tokenizer import Codec
 from cli.command import Command
 from running import FLOAT32, tokens_of_target

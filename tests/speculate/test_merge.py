@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aparte.config import Decoding
 from aparte.errors import UserError
 from aparte.speculate.accept import accept
 from aparte.speculate.calibration import START_WEIGHT, Calibration, measured_before
@@ -17,6 +16,7 @@ from aparte.speculate.context import Context
 from aparte.speculate.drafter import Outcome, make_drafter
 from aparte.speculate.merge import Merged
 from aparte.speculate.recycling import Recycling, RunnerUp
+from aparte.speculate.settings import Decoding
 from aparte.speculate.source import Candidate
 from aparte.speculate.tree import BELOW_ROOT, DraftTree
 

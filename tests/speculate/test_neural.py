@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from aparte.config import Cut, Decoding, Sampling, Stopping
+from aparte.config import Cut, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.model.parts import Blueprint
 from aparte.speculate.accept import accept
@@ -18,6 +18,7 @@ from aparte.speculate.context import Context
 from aparte.speculate.drafter import Drafter, Nothing, Outcome
 from aparte.speculate.merge import Merged
 from aparte.speculate.neural import MAX_FAILURES, Guess, Neural
+from aparte.speculate.settings import Decoding
 from aparte.speculate.tree import BELOW_ROOT, DraftTree
 from running import FLOAT32
 

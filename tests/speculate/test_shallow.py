@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from aparte.config import Drafting
 from aparte.errors import UserError
 from aparte.model.parts import Blueprint
+from aparte.speculate.settings import Drafting
 from aparte.speculate.shallow import open_shallow
 from running import FLOAT32
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from aparte.answer import Writer
-from aparte.config import Cut, Decoding, Sampling, Stopping
+from aparte.config import Cut, Sampling, Stopping
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.model.parts import Blueprint
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.wire.record import MAGIC, Kind, Recorder, read_recording
 from relay import relay_to
 from running import FLOAT32, running_server

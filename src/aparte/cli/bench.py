@@ -15,9 +15,10 @@ from aparte.cli.bench_spade import spade
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
 from aparte.cli.setup import connect, load_models
-from aparte.config import Compute, Cut, Decoding, Sampling
+from aparte.config import Compute, Cut, Sampling
 from aparte.connection import Connection
 from aparte.errors import UserError
+from aparte.speculate.settings import Decoding
 
 bench_app = typer.Typer(help="Measure on benchmark data.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -11,8 +11,9 @@ from aparte.cli import options
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
 from aparte.cli.setup import load_models
-from aparte.config import Compute, Cut, Decoding, Sampling
+from aparte.config import Compute, Cut, Sampling
 from aparte.connection import Connection
+from aparte.speculate.settings import Decoding
 
 
 def budget(

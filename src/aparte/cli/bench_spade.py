@@ -10,8 +10,9 @@ import typer
 from aparte.cli import options
 from aparte.cli.finished import add_row, finished_rows
 from aparte.cli.output import note, print_json, progress_bar, show_table
-from aparte.config import GOALS, Compute, Cut, Drafting, Sampling, one_of
+from aparte.config import Compute, Cut, Sampling, one_of
 from aparte.errors import UserError
+from aparte.speculate.settings import GOALS, Drafting
 
 if TYPE_CHECKING:
     from aparte.measure.spade_setup import Sides

@@ -13,10 +13,11 @@ from aparte.cli.generate import show, summarize
 from aparte.cli.output import PrefillBar, note, print_json
 from aparte.cli.protection import report_cadence
 from aparte.cli.setup import open_model
-from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling, Stopping
+from aparte.config import TARGETS, Compute, Cut, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
 from aparte.options import Options
 from aparte.privacy.protection import Protection
+from aparte.speculate.settings import Decoding, Drafting
 
 HELP = "Ctrl-C stops an answer. /reset starts a new conversation, /help shows this, /exit (or Ctrl-D) leaves."
 

@@ -16,9 +16,10 @@ from aparte.cli import options
 from aparte.cli.output import note, print_json
 from aparte.cli.protection import read_pseudonyms
 from aparte.cli.setup import open_model, what_is_seen
-from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings
+from aparte.config import TARGETS, Compute, Cut, LinkSettings
 from aparte.errors import UserError
 from aparte.privacy.protection import Protection
+from aparte.speculate.settings import Decoding, Drafting
 
 DEFAULT_PORT = 8000
 DEFAULT_SESSIONS = 4

@@ -13,10 +13,11 @@ from aparte.cli import options
 from aparte.cli.output import PrefillBar, RoundTripMarks, note, print_json, write
 from aparte.cli.protection import report_cadence
 from aparte.cli.setup import open_model
-from aparte.config import TARGETS, Compute, Cut, Decoding, Drafting, LinkSettings, Sampling, Stopping
+from aparte.config import TARGETS, Compute, Cut, LinkSettings, Sampling, Stopping
 from aparte.errors import AparteError, UserError
 from aparte.options import Options
 from aparte.privacy.protection import Protection
+from aparte.speculate.settings import Decoding, Drafting
 
 if TYPE_CHECKING:
     from aparte.answer import Answer

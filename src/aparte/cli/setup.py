@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aparte.cli.output import note, progress_bar
 from aparte.cli.protection import privacy_line, read_pseudonyms
-from aparte.config import Decoding, Drafting
+from aparte.speculate.settings import Decoding, Drafting
 
 if TYPE_CHECKING:
     from aparte.answer import Writer

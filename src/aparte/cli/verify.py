@@ -11,9 +11,10 @@ import typer
 from aparte.cli import options
 from aparte.cli.output import note, print_json, progress_bar, show_table
 from aparte.cli.setup import load_models
-from aparte.config import Compute, Cut, Decoding
+from aparte.config import Compute, Cut
 from aparte.connection import Connection
 from aparte.errors import AparteError, UserError
+from aparte.speculate.settings import Decoding
 
 
 def verify(

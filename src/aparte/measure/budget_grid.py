@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from aparte.answer import Answer, Writer
-from aparte.config import Decoding, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.errors import UserError
 from aparte.measure.simulated_link import SimulatedLink, link_ms
 from aparte.measure.specbench import Question
@@ -24,6 +24,7 @@ from aparte.speculate.budget import NodeBudget
 from aparte.speculate.common import CommonTable
 from aparte.speculate.drafter import make_drafter
 from aparte.speculate.neural import TreeModel
+from aparte.speculate.settings import Decoding
 
 #: Nodes per step, at most. Without any it is sequential decoding, which spends no time on drafting either.
 FIXED = ("0", "4", "8", "16", "32", "64")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aparte.answer import Answer
-from aparte.config import Decoding, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.decode import StepRecord
 from aparte.measure.decomposition import decompose_all
 from aparte.measure.doctor import Sample
@@ -13,6 +13,7 @@ from aparte.measure.link_probe import LinkFigures
 from aparte.measure.prompts import PROMPTS
 from aparte.measure.rtt_runs import DECODE, Device
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 
 TOKENS = 12
 _MAX_NODES = 12

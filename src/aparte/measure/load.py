@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from aparte.address import parse_address
-from aparte.config import Compute, Cut, Decoding
+from aparte.config import Compute, Cut
 from aparte.errors import AparteError, UserError
 from aparte.measure.cloud_process import CloudProcess
 from aparte.measure.doctor_path import Door
 from aparte.measure.passes import Passes
 from aparte.measure.wan_link import WanProfile
 from aparte.measure.wan_process import wan_process
+from aparte.speculate.settings import Decoding
 
 #: Stands for the model in one piece among the numbers of devices.
 UNSPLIT = 0

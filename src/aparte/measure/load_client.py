@@ -15,13 +15,14 @@ import time
 from typing import Any
 
 from aparte.answer import Writer
-from aparte.config import Compute, Cut, Decoding, Sampling, Stopping
+from aparte.config import Compute, Cut, Sampling, Stopping
 from aparte.device import open_local_writer, open_writer
 from aparte.errors import AparteError
 from aparte.measure.prompts import PROMPTS
 from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 
 
 class Client:

@@ -19,7 +19,7 @@ import torch
 
 from aparte.address import parse_address
 from aparte.answer import Answer, Writer
-from aparte.config import Compute, Cut, Decoding, LinkSettings, Sampling, Stopping, WireName, one_of
+from aparte.config import Compute, Cut, LinkSettings, Sampling, Stopping, WireName, one_of
 from aparte.device import wire_format
 from aparte.errors import UserError
 from aparte.measure.cloud_process import CloudProcess
@@ -32,6 +32,7 @@ from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Progress
 from aparte.speculate.common import CommonTable
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 from aparte.step import ROOT, Step
 from aparte.target.split import DeviceParts, SplitTarget
 from aparte.text.tokenizer import Codec

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aparte.answer import Answer, Writer
-from aparte.config import GOALS, LONGEST_DRAFT, Decoding, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.errors import UserError
 from aparte.measure.simulated_link import SimulatedLink
 from aparte.measure.spade_run import Prompt, Run, digest
@@ -32,6 +32,7 @@ from aparte.speculate.drafter import Drafter, Nothing, make_drafter
 from aparte.speculate.drawn import open_drawn_tree
 from aparte.speculate.length import LengthPlan
 from aparte.speculate.neural import TreeModel
+from aparte.speculate.settings import GOALS, LONGEST_DRAFT, Decoding
 from aparte.speculate.voice import Voice, open_voice
 from aparte.target.draft import DraftTarget
 

@@ -14,7 +14,7 @@ from aparte.bridge.edge import EdgeBridge, EdgeParts
 from aparte.bridge.file import load_bridge
 from aparte.cloud.inprocess import InProcessLink
 from aparte.cloud.verifier import Verifier, load_verifier
-from aparte.config import Cut, Drafting
+from aparte.config import Cut
 from aparte.fingerprint import WHOLE
 from aparte.measure.simulated_link import SimulatedLink
 from aparte.measure.spade import Edge
@@ -23,6 +23,7 @@ from aparte.model.parts import Blueprint, Progress
 from aparte.speculate.common import CommonTable, common_table
 from aparte.speculate.draft_model import DraftModel, check_vocabulary
 from aparte.speculate.neural import TreeModel
+from aparte.speculate.settings import Drafting
 from aparte.speculate.shallow import open_shallow
 from aparte.target.draft import DraftTarget
 from aparte.text.tokenizer import Codec

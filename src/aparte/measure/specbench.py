@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from aparte.answer import Answer, Writer
-from aparte.config import Decoding, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.errors import UserError
 from aparte.measure.prompts import digest
 from aparte.speculate.common import CommonTable
 from aparte.speculate.drafter import Drafter, make_drafter
 from aparte.speculate.neural import TreeModel
+from aparte.speculate.settings import Decoding
 
 TASKS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag")
 

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from aparte.answer import Writer
-from aparte.config import Decoding, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.model.parts import Blueprint, convert
 from aparte.speculate.common import CommonTable
 from aparte.speculate.drafter import Drafter, Outcome, make_drafter
 from aparte.speculate.neural import TreeModel
+from aparte.speculate.settings import Decoding
 from aparte.speculate.tree import DraftTree
 
 

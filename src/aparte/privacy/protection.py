@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aparte.config import Decoding
 from aparte.errors import UserError
 from aparte.privacy.shape import ShapeSettings
+from aparte.speculate.settings import Decoding
 
 
 @dataclass(frozen=True)

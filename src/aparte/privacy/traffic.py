@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aparte.answer import Answer, Writer
-from aparte.config import Decoding, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.model.parts import Progress
 from aparte.privacy.shape import ShapeSettings
 from aparte.speculate.drafter import make_drafter
+from aparte.speculate.settings import Decoding
 
 #: For the report.
 NAME = "traffic"

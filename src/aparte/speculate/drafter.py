@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from aparte.config import Decoding
 from aparte.errors import UserError
 from aparte.speculate.accept import Accepted
+from aparte.speculate.settings import Decoding
 from aparte.speculate.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def make_drafter(
     *,
     patient: bool = False,
 ) -> Drafter:
-    """The drafter for ``--decode``; :class:`~aparte.config.Decoding` has checked the name.
+    """The drafter for ``--decode``; :class:`~aparte.speculate.settings.Decoding` has checked the name.
 
     ``recycling`` is a table to go on with, where the mode has one. ``models`` is what had to be loaded, by
     source. It outlives a drafter: a neural model begins anew with whatever context it is given. ``auto``

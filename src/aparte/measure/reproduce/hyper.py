@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aparte.config import LONGEST_DRAFT, Cut, Decoding, Drafting, Sampling, ServerLimits
+from aparte.config import Cut, Sampling, ServerLimits
 from aparte.measure.reproduce.lab import Lab
 from aparte.measure.reproduce.section import Figure, Table
+from aparte.speculate.settings import LONGEST_DRAFT, Decoding, Drafting
 
 KEY = "hyper"
 TITLE = "Hyper-parameters"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from aparte.config import Compute, Decoding
+from aparte.config import Compute
 from aparte.device import open_writer, wire_format
 from aparte.measure.plot_file import STYLES
 from aparte.measure.prompts import digest
@@ -14,6 +14,7 @@ from aparte.measure.reproduce.lab import Lab
 from aparte.measure.reproduce.section import Figure, Table
 from aparte.measure.verify import Reference, Report, verify
 from aparte.model.parts import Blueprint
+from aparte.speculate.settings import Decoding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

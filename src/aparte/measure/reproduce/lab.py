@@ -12,7 +12,7 @@ from typing import Any
 
 from aparte.address import parse_address
 from aparte.answer import Answer, Writer
-from aparte.config import Decoding, Drafting, Sampling, Stopping
+from aparte.config import Sampling, Stopping
 from aparte.device import open_writer
 from aparte.drafting import DraftPlan
 from aparte.drafts import DraftShelf
@@ -26,6 +26,7 @@ from aparte.model.parts import Blueprint, Progress
 from aparte.model.registry import resolve
 from aparte.privacy.store import Store
 from aparte.speculate.drafter import Drafter, make_drafter
+from aparte.speculate.settings import Decoding, Drafting
 from aparte.target.split import DeviceParts
 from aparte.text.tokenizer import Codec
 

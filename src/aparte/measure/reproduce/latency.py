@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aparte.config import Decoding
 from aparte.measure.decomposition import Bandwidth, decompose_all, waited_for
 from aparte.measure.plot_file import STYLES
 from aparte.measure.prompts import digest
 from aparte.measure.reproduce import paper_a
 from aparte.measure.reproduce.lab import WAN, Lab
 from aparte.measure.reproduce.section import Figure, Table, number
+from aparte.speculate.settings import Decoding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

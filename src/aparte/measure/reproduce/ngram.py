@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aparte.config import Decoding
 from aparte.measure.plot_file import INK, STYLES
 from aparte.measure.prompts import digest
 from aparte.measure.reproduce import paper_a
@@ -12,6 +11,7 @@ from aparte.measure.reproduce.lab import WAN, Figures, Lab
 from aparte.measure.reproduce.prompts import CATEGORIES
 from aparte.measure.reproduce.section import Figure, Table, number
 from aparte.report import percent
+from aparte.speculate.settings import Decoding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aparte.config import Decoding
 from aparte.measure.doctor import examine
 from aparte.measure.doctor_path import Door
 from aparte.measure.emulated_path import EmulatedPath, emulated_path
@@ -13,6 +12,7 @@ from aparte.measure.prompts import digest
 from aparte.measure.reproduce import paper_a
 from aparte.measure.reproduce.lab import Figures, Lab
 from aparte.measure.reproduce.section import Figure, Table, number
+from aparte.speculate.settings import Decoding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from aparte.config import Drafting, Sampling
+from aparte.config import Sampling
 from aparte.measure import spade, spade_report
 from aparte.measure.plot_file import STYLES, svg_of
 from aparte.measure.reproduce.lab import WAN, Lab
@@ -15,6 +15,7 @@ from aparte.measure.reproduce.section import Figure, Table, number
 from aparte.measure.spade import CLOUD, EDGE
 from aparte.measure.specbench import TASKS, Question, balanced, fingerprint, load_questions
 from aparte.report import Picture, percent
+from aparte.speculate.settings import Drafting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aparte.config import Decoding
 from aparte.measure.plot_file import STYLES
 from aparte.measure.reproduce import paper_a
 from aparte.measure.reproduce.lab import WAN, Figures, Lab
 from aparte.measure.reproduce.section import Figure, Table, number
+from aparte.speculate.settings import Decoding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
