@@ -1,4 +1,4 @@
-"""What a user can set, validated on construction; what speculation can is in :mod:`aparte.speculate.settings`.
+"""What a user can set, validated on construction; that of speculation is in `aparte.speculate.settings`.
 
 The dataclasses here are the only source of the command line's defaults. They are frozen: a setting
 never changes behind the back of code that read it.
