@@ -58,7 +58,7 @@ def tree_mask(nodes: int, total: int) -> torch.Tensor:
 def test_same_as_in_one(heads: int, shared: int, total: int, nodes: int) -> None:
     query, key, value = drawn(heads, shared, nodes, total)
     mask = tree_mask(nodes, total) if nodes > 1 else None
-    assert pieces.worthwhile(query, key, mask)
+    assert pieces.worthwhile(query, key, value, mask)
     got, _ = shared_heads(nn.Module(), query, key, value, mask, 0.3)
     assert got.shape == (1, nodes, heads, 8)
     assert torch.allclose(got.double(), reference(query, key, value, mask), atol=1e-5)
@@ -109,8 +109,13 @@ def test_half_precision() -> None:
     ],
 )
 def test_the_rest_stays_in_one(nodes: int, total: int, mask: torch.Tensor | None) -> None:
-    query, key, _ = drawn(6, 2, nodes, total)
-    assert not pieces.worthwhile(query, key, mask)
+    query, key, value = drawn(6, 2, nodes, total)
+    assert not pieces.worthwhile(query, key, value, mask)
+
+
+def test_values_of_another_width_stay_in_one() -> None:
+    query, key, value = drawn(6, 2, 1, 70)
+    assert not pieces.worthwhile(query, key, value[..., :4], None)
 
 
 def test_the_text_is_that_of_the_unsplit_model(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

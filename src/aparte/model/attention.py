@@ -86,7 +86,7 @@ def shared_heads(
             for node, rows in enumerate(attention_mask.of_each(key, value))
         ]
         return torch.cat(alone, dim=1), None
-    if pieces.worthwhile(query, key, attention_mask):
+    if pieces.worthwhile(query, key, value, attention_mask):
         return pieces.attend(query, key, value, attention_mask, scaling), None
     if nodes == 1:
         # Heads that share keys become rows of one query, for which the kernel reads the cache once.

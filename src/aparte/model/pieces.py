@@ -23,11 +23,15 @@ _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _HIDDEN = float("-inf")
 
 
-def worthwhile(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
+def worthwhile(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> bool:
     """Whether :func:`attend` is for this step: shapes as there, ``mask`` None or added to the scores."""
     batch, _, nodes, _ = query.shape
     if batch != 1 or nodes > MOST_NODES or key.shape[2] < SHORTEST or key.device.type != "cpu":
         return False
+    if key.shape[-1] != value.shape[-1]:
+        return False  # nothing that the kernel does
     return nodes == 1 if mask is None else mask.is_floating_point()
 
 
