@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from aparte.config import Compute, Cut
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.measure.verify import Written, write_split
-from aparte.model.invariant import BLOCK, FixedRows, Visible, fix_rows
+from aparte.model.invariant import BLOCK, TAIL, FixedRows, Visible, fix_rows
 from aparte.model.linear import Int8Linear, packed_available
 from aparte.model.parts import Blueprint
 from aparte.speculate.settings import Decoding
@@ -20,11 +21,13 @@ from tiny import save_tiny, tiny_model
 DTYPES = ["float32", "bfloat16"] + (["packed16", "int8"] if packed_available() else [])
 
 
-def both(folder: Path, compute: Compute) -> tuple[Written, Written]:
+def both(folder: Path, compute: Compute, repeats: int = 1) -> tuple[Written, Written]:
     """The same answer one token per step, and many nodes per step."""
     writer = open_writer(Blueprint.open(folder, compute), "tiny", Cut(1, 2), wire="float32")
-    prompt = writer.codec.encode("the cat sat on the mat and the dog sat on the log and the cat")
+    text = " ".join(["the cat sat on the mat and the dog sat on the log and the cat"] * repeats)
+    prompt = writer.codec.encode(text)
     modes = (Decoding("sequential"), Decoding("auto", max_nodes=13, in_flight=1))
+    assert repeats == 1 or len(prompt) > TAIL, "some of it is older"
     sequential, speculative = (write_split(writer, prompt, mode, 40) for mode in modes)
     return sequential, speculative
 
@@ -37,6 +40,60 @@ def test_logits_are_equal_to_the_bit(tmp_path: Path, family: str, dtype: str) ->
     sequential, speculative = both(folder, Compute(dtype, "cpu", batch_invariant=True))  # type: ignore[arg-type]
     assert sequential.tokens == speculative.tokens
     assert torch.equal(sequential.logits, speculative.logits)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("llama", "float32"), ("qwen3", "bfloat16"), ("mistral", "float32")]
+)
+def test_so_they_are_in_texts_that_are_cut_in_two(tmp_path: Path, family: str, dtype: str) -> None:
+    """Of 128 tokens and more, with and without a sliding window."""
+    folder = save_tiny(family, tmp_path)
+    sequential, speculative = both(folder, Compute(dtype, "cpu", batch_invariant=True), repeats=6)  # type: ignore[arg-type]
+    assert len(sequential.tokens) > 10
+    assert sequential.tokens == speculative.tokens
+    assert torch.equal(sequential.logits, speculative.logits)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (4, 4, 8), (6, 1, 24), (1, 1, 16)])
+@pytest.mark.parametrize("window", [None, 90])
+def test_attention_of_a_node_is_the_same_in_any_tree(
+    heads: int, shared: int, size: int, window: int | None
+) -> None:
+    """A chain of 300 tokens, one at a time and in a tree among others whose rows lie in between."""
+    generator = torch.Generator().manual_seed(heads)
+    total = 300
+    query, key, value = (
+        torch.randn(1, count, total, size, generator=generator) for count in (heads, shared, shared)
+    )
+    first = 250  # of those computed together
+    places = torch.cat([torch.arange(first), torch.arange(first, first + 2 * (total - first), 2)])
+    scattered = [torch.full((1, shared, int(places[-1]) + 1, size), 7.0) for _ in "kv"]
+    for whole, spread in zip((key, value), scattered, strict=True):
+        spread[:, :, places] = whole
+    mask = torch.full((total, int(places[-1]) + 1), float("-inf"))
+    for node in range(total):
+        mask[node, places[0 if window is None else max(0, node - window) : node + 1]] = 0
+    together = Visible(mask[first:]).attend(query[:, :, first:], *scattered, 0.2)
+    for node in range(first, total):
+        row = torch.zeros(1, node + 1)
+        row[:, : 0 if window is None else max(0, node - window)] = float("-inf")
+        seen = [whole[:, :, : node + 1] for whole in (key, value)]
+        alone = Visible(row).attend(query[:, :, node : node + 1], *seen, 0.2)
+        assert torch.equal(alone[0, 0], together[0, node - first])
+        past = slice(0 if window is None else max(0, node - window), node + 1)
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            query[:, :, node : node + 1], key[:, :, past], value[:, :, past], scale=0.2, enable_gqa=True
+        )
+        torch.testing.assert_close(alone[0, 0], expected[0, :, 0], atol=1e-5, rtol=1e-4)
 
 
 def test_a_node_sees_its_own_past_in_order() -> None:

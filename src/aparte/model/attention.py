@@ -81,6 +81,8 @@ def shared_heads(
         raise NotImplementedError(f"This attention cannot apply {beyond[0]}.")
     batch, heads, nodes, size = query.shape
     if isinstance(attention_mask, Visible):
+        if key.device.type == "cpu" and key.shape[-1] == value.shape[-1]:
+            return attention_mask.attend(query, key, value, scaling), None
         alone = [
             shared_heads(module, query[:, :, node : node + 1], *rows, None, scaling)[0]
             for node, rows in enumerate(attention_mask.of_each(key, value))

@@ -5,7 +5,8 @@ differ in its last bits from the same node computed alone. That is why sequentia
 equal in text but not in every bit of their logits, and why a tie may fall the other way in half precision.
 Here every operation that looks at more than one row is given the same shape whatever the step is:
 
-- attention goes node by node, over that node's own history in the order of its positions;
+- attention goes node by node, over that node's own history in the order of its positions (on a CPU in calls
+  for many nodes at once, each a batch of its own);
 - linears get blocks of a fixed number of rows (8-bit ones need none, because sums of integers are exact).
 
 What is left works on each number by itself, or on each row. The price is measured by ``aparte bench step``,
@@ -23,14 +24,42 @@ from aparte.model.linear import Int8Linear, PackedLinear
 
 #: Rows of a block. A step of one node computes as many.
 BLOCK = 8
+#: What a node sees is cut at multiples of this.
+STRIDE = 64
+#: Rows of the newer part: more than any has.
+TAIL = 2 * STRIDE
+#: A multiple of the numbers that processors compute at a time.
+VECTOR = 32
+
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class Visible:
-    """Which rows each node of a step sees, instead of a mask."""
+    """Which rows each node of a step sees, instead of a mask, and attention that goes by it.
+
+    A node's past is cut in two at a place that depends on its length alone. The older part lies in the cache
+    as it is, row by row, and nodes that are cut at the same place look at it together, each as a batch of its
+    own. The newer part, in which the nodes of a tree differ, is copied out for each, in the order of its
+    positions, and filled up to :data:`TAIL` rows. So every node is computed in calls whose shapes do not
+    depend on the step, but for the number of batches.
+    """
 
     def __init__(self, mask: torch.Tensor) -> None:
         """``mask`` ``[n, total]`` is 0 where a node sees a row, and -inf elsewhere."""
         self._rows = [row.nonzero().flatten() for row in mask == 0]
+        self._older: dict[tuple[int, ...], list[int]] = {}  # nodes by the older rows that they see
+        newer, self._fill = [], mask.new_zeros(len(mask), 1, 1, TAIL)
+        for node, seen in enumerate(self._rows):
+            rows = seen.tolist()
+            cut = max(0, len(rows) // STRIDE - 1) * STRIDE
+            older, rest = rows[:cut], rows[cut:]
+            if older:
+                side_by_side = older[-1] - older[0] == cut - 1
+                key = (older[0], older[-1] + 1) if side_by_side else tuple(older)
+                self._older.setdefault(key, []).append(node)
+            newer += rest + rest[-1:] * (TAIL - len(rest))
+            self._fill[node, ..., len(rest) :] = float("-inf")
+        self._newer = torch.tensor(newer, device=mask.device)
 
     def of_each(
         self, keys: torch.Tensor, values: torch.Tensor
@@ -39,6 +68,58 @@ class Visible:
         for rows in self._rows:
             # Copies even where the rows lie side by side: a kernel may look at how its input is laid out.
             yield keys.index_select(2, rows), values.index_select(2, rows)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """On a CPU: ``query`` ``[1, H, n, hd]``, ``key`` and ``value`` ``[1, kv, total, hd]``; returns
+        ``[1, n, H, hd]``."""
+        _, heads, nodes, size = query.shape
+        shared = key.shape[1]
+        # Nodes are batches, and heads that share keys rows of one query.
+        queries = query[0].view(shared, -1, nodes, size).permute(2, 0, 1, 3)
+        if queries.shape[2] == 1:  # of one row the kernel may share out the work by the number of batches
+            queries = queries.expand(-1, -1, 2, -1)
+        queries = queries.contiguous()  # a kernel may look at how its input is laid out
+        result, weight = _kernel(queries, self._copied(key), self._copied(value), self._fill, scaling)
+        for rows, group in self._older.items():
+            together = slice(None) if len(group) == nodes else torch.tensor(group)
+            keys, values = (_older(whole, rows).expand(len(group), -1, -1, -1) for whole in (key, value))
+            before, its_weight = _kernel(queries[together], keys, values, None, scaling)
+            share = _share(its_weight, weight[together]).unsqueeze(-1).to(before.dtype)
+            result[together] = before * share + result[together] * (1 - share)
+        return result[:, :, : heads // shared].reshape(1, nodes, heads, size)
+
+    def _copied(self, whole: torch.Tensor) -> torch.Tensor:
+        """The newer rows of each node: ``[1, kv, total, hd] -> [n, kv, TAIL, hd]``."""
+        rows = whole[0].index_select(1, self._newer)
+        return rows.unflatten(1, (-1, TAIL)).transpose(0, 1)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _older(whole: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
+    """``[1, kv, total, hd]`` cut to ``rows``: from and up to, or each by itself."""
+    return whole[:, :, rows[0] : rows[1]] if len(rows) == 2 else whole[:, :, list(rows)]
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``exp(one) / (exp(one) + exp(other))`` of ``[n, kv, rows]``.
+
+    Filled up, because the exponential of a vector's worth of numbers and that of one differ in the last bit.
+    """
+    apart = (one - other).flatten(1)
+    width = apart.shape[1]
+    filled = nn.functional.pad(apart, (0, -width % VECTOR)).sigmoid()
+    return filled[:, :width].view_as(one)
+
+
+def _kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of ``[b, kv, rows, hd]``, and the logarithms of the sums of weights ``[b, kv, rows]``."""
+    result: tuple[torch.Tensor, torch.Tensor] = _ATTENTION(
+        query, key, value, 0.0, False, attn_mask=mask, scale=scaling
+    )
+    return result
 
 
 class FixedRows(nn.Module):
