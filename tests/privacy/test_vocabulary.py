@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from aparte.config import Cut
+from aparte.privacy import vocabulary
 from aparte.privacy.attack import Case
 from aparte.privacy.defences import Noise, Nothing, Quantised, RandomCut
+from aparte.privacy.matching import Matcher, Prefix, Tolerance
 from aparte.privacy.specimen import Specimen
-from aparte.privacy.vocabulary import Vocabulary
+from aparte.privacy.vocabulary import Vocabulary, match
 from privacy.conftest import MakeCase, random_texts
 from tiny import FAMILIES
 
@@ -81,3 +83,49 @@ def test_tokens_that_no_own_text_had_are_found(specimen: Specimen, make_case: Ma
     case = make_case()
     narrow = [[token % 20 for token in text] for text in random_texts(100, seed=8)]
     assert share(Case(case.observer, case.victims, narrow, 1000, case.progress)) == 1
+
+
+class Credulous(Matcher):
+    """It takes token 0 for the first one, whatever was received: as if all of their states were alike."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case.observer, case.pairs(), case.seed)
+        self.first = Tolerance(1e9, self.first.variance)
+
+    def scores(self, up: torch.Tensor) -> torch.Tensor:
+        result = super().scores(up)
+        result[0] = -torch.arange(float(result.shape[1]))
+        return result
+
+
+def test_a_wrong_first_token_is_found_out(make_case: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    # This little model's inverter puts second tokens far down.
+    monkeypatch.setattr(vocabulary, "WIDTHS", (16, 512, 1024, 4096))
+    case = make_case()
+    matcher = Credulous(case)
+    for seen in case.victims:
+        assert match(matcher, seen.up).ranked[:, 0].tolist() == seen.tokens.tolist()
+
+
+def test_below_a_wrong_token_not_everything_is_tried(
+    make_case: MakeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What matches nothing costs one search of the vocabulary, and a bounded one per token after it."""
+    monkeypatch.setattr(vocabulary, "SOME", (4, 16))
+    monkeypatch.setattr(vocabulary, "WIDTHS", (4, 16, 64))
+    case = make_case()
+    matcher = Matcher(case.observer, case.pairs(), case.seed)
+    tried: list[int] = []
+    siblings = Prefix.siblings
+
+    def counted(prefix: Prefix, tokens: torch.Tensor) -> torch.Tensor:
+        tried.append(len(tokens))
+        return siblings(prefix, tokens)
+
+    monkeypatch.setattr(Prefix, "siblings", counted)
+    strange = torch.randn_like(case.victims[0].up.float()) * 10
+    assert len(match(matcher, strange).ranked) == len(strange)
+    size = matcher.specimen.vocab_size
+    searched = 2 * size + size + vocabulary.OPENINGS * (1 + 16)  # first, first ones again, second
+    assert sum(tried) <= searched + len(strange) * (16 + 1)
+    assert sum(tried) < len(strange) * size

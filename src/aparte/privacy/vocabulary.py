@@ -6,7 +6,8 @@ front. Cost: a linear solve on a few thousand tokens of any text, then a few pas
 
 Three things make it fast. A closed-form inverter names candidates in a good order. A whole chain of its
 first choices is run in one pass, and the prefix is extended by as many as match. Only where none matches
-are siblings run, 15 first, then more, in the end the whole vocabulary.
+are siblings run, 15 first, then more, in the end the whole vocabulary. Where nothing matches below the first
+token, other first tokens with states like the one received are tried.
 
 Rounding on the wire only widens the distance at which a state matches; the attacker learns it in a trial on
 its own text. Where noise or coarse rounding make right and wrong candidates overlap there, it takes the most
@@ -40,6 +41,8 @@ WIDTHS = (16, 128, 1024, 4096)
 SOME = WIDTHS[:3]
 #: Candidates per position where distances alone do not decide.
 CANDIDATES = 64
+#: First tokens that are tried anew if nothing matches below the one chosen.
+OPENINGS = 64
 #: Tokens by which it tells at which of several cuts a session was.
 PROBE = 8
 
@@ -129,6 +132,8 @@ class _Search:
         self._scores = matcher.scores(self._up)  # [T, V]
         self._choices = self._scores.topk(RANKS).indices  # [T, RANKS]
         self._prior: _Prior | None = None
+        #: Whether the newest token matched nothing, though all were run.
+        self._astray = False
         self.ranked: list[torch.Tensor] = []
         self.distances: list[float] = []
 
@@ -164,20 +169,55 @@ class _Search:
         """Run siblings in the inverter's order until one matches, and keep the nearest."""
         received = self._up[self.position]
         order = self._scores[self.position].argsort(descending=True)
-        near, start = [], 0
-        # Without a distance to accept nothing says when to stop, and the first thousand have to do.
-        for width in self._widths or (_widths(len(order)) if accept is not None else WIDTHS[:-1]):
+        near, start, matched = [], 0, False
+        reopen = self.position == 1 and accept is not None
+        for width in self._widths_of(len(order), accept):
+            if reopen and start >= min(SOME[-1], len(order)):
+                if self._reopened(accept or 0.0):
+                    return
+                reopen = False
             tokens = order[start:width]
             if not len(tokens):
                 break
             run = self._prefix.siblings if self.position else self._matcher.first_states
             near.append((tokens, relative(run(tokens), received)))
             start = width
-            if accept is not None and float(near[-1][1].min()) <= accept:
+            if matched := accept is not None and float(near[-1][1].min()) <= accept:
                 break
+        self._astray = not matched
         tokens, distances = (torch.cat(parts) for parts in zip(*near, strict=True))
         best = distances.topk(min(RANKS, len(tokens)), largest=False)
         self._keep(tokens[best.indices], float(best.values[0]))
+
+    def _widths_of(self, vocabulary: int, accept: float | None) -> tuple[int, ...] | Iterator[int]:
+        """How many siblings to run before each pause."""
+        if self._widths:
+            return self._widths
+        # Without a distance to accept nothing says when to stop, and the first thousand have to do. They also
+        # have to below a token that matched nothing: if that one was wrong, none of its successors matches.
+        return SOME if accept is None or (self._astray and self.position > 1) else _widths(vocabulary)
+
+    def _reopened(self, accept: float) -> bool:
+        """Whether another first token, near to what was received too, is followed by one that matches: if so,
+        both are kept. First states are so much alike that coarse rounding makes some of them equal."""
+        everything = torch.arange(self._scores.shape[1])
+        states = torch.cat([self._matcher.first_states(part) for part in torch.split(everything, WIDTHS[-1])])
+        distances = relative(states, self._up[0])
+        seconds = self._scores[1].argsort(descending=True)[: WIDTHS[1]]
+        for first in distances.topk(min(OPENINGS, len(everything)), largest=False).indices:
+            prefix = self._matcher.prefix()
+            prefix.siblings(first[None])
+            prefix.keep(0)
+            below = relative(prefix.siblings(seconds), self._up[1])
+            if float(below.min()) <= accept:
+                others = self.ranked[0][self.ranked[0] != first]
+                self.ranked, self.distances, self._prefix = [], [], prefix
+                self._add(torch.cat([first[None], others]), float(distances[first]))
+                best = below.topk(min(RANKS, len(seconds)), largest=False)
+                self._keep(seconds[best.indices], float(best.values[0]))
+                self._astray = False
+                return True
+        return False
 
     def _most_probable(self, variance: float) -> None:
         """Weigh the distance of each likely candidate against what language makes of it."""
