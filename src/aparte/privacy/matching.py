@@ -49,6 +49,14 @@ class Prefix:
         positions = torch.full((len(tokens),), self._length)
         return self._step(tokens, (self._tip,) * len(tokens), positions)
 
+    def below(self, tokens: torch.Tensor, successor: torch.Tensor) -> torch.Tensor:
+        """States ``[n, D]`` of the token ``successor`` below each of ``tokens``, which are siblings."""
+        count = len(tokens)
+        parents = (self._tip,) * count + tuple(range(self._base, self._base + count))
+        positions = torch.full((count,), self._length)
+        both = torch.cat([tokens, successor.expand(count)])
+        return self._step(both, parents, torch.cat([positions, positions + 1]))[count:]
+
     def keep(self, node: int) -> None:
         """Go on from the ``node``-th token of the last call."""
         self._tip = self._base + node

@@ -28,7 +28,7 @@ from aparte.privacy.defences import Pinned
 from aparte.privacy.matching import Matcher, relative
 from aparte.privacy.metrics import RANKS
 from aparte.privacy.observe import Observer, Seen
-from aparte.privacy.specimen import Specimen
+from aparte.privacy.specimen import PACK, Specimen
 from aparte.step import ROOT, Step
 
 #: Own text for the inverter: more improves the order of candidates, hardly what is found.
@@ -41,8 +41,11 @@ WIDTHS = (16, 128, 1024, 4096)
 SOME = WIDTHS[:3]
 #: Candidates per position where distances alone do not decide.
 CANDIDATES = 64
-#: First tokens that are tried anew if nothing matches below the one chosen.
-OPENINGS = 64
+#: First tokens that are tried anew if nothing matches below the one chosen, and tokens below each of them.
+OPENINGS = 2048
+SECONDS = 3
+#: If the nearest token is so many times farther off than is accepted, the prefix is wrong.
+ASTRAY = 16
 #: Tokens by which it tells at which of several cuts a session was.
 PROBE = 8
 
@@ -132,7 +135,7 @@ class _Search:
         self._scores = matcher.scores(self._up)  # [T, V]
         self._choices = self._scores.topk(RANKS).indices  # [T, RANKS]
         self._prior: _Prior | None = None
-        #: Whether the newest token matched nothing, though all were run.
+        #: Whether nothing was near the newest state that was looked for, so that its prefix is wrong.
         self._astray = False
         self.ranked: list[torch.Tensor] = []
         self.distances: list[float] = []
@@ -169,23 +172,24 @@ class _Search:
         """Run siblings in the inverter's order until one matches, and keep the nearest."""
         received = self._up[self.position]
         order = self._scores[self.position].argsort(descending=True)
-        near, start, matched = [], 0, False
-        reopen = self.position == 1 and accept is not None
+        near, start = [], 0
         for width in self._widths_of(len(order), accept):
-            if reopen and start >= min(SOME[-1], len(order)):
-                if self._reopened(accept or 0.0):
+            doubt = self.position == 1 and accept is not None and start >= min(SOME[-1], len(order))
+            if doubt and len(others := self._other_firsts()):
+                if self._reopened(others, accept or 0.0):
                     return
-                reopen = False
+                break  # the first one may well be wrong, and then nothing matches
             tokens = order[start:width]
             if not len(tokens):
                 break
             run = self._prefix.siblings if self.position else self._matcher.first_states
-            near.append((tokens, relative(run(tokens), received)))
+            states = torch.cat([run(part) for part in torch.split(tokens, PACK)])
+            near.append((tokens, relative(states, received)))
             start = width
-            if matched := accept is not None and float(near[-1][1].min()) <= accept:
+            if accept is not None and float(near[-1][1].min()) <= accept:
                 break
-        self._astray = not matched
         tokens, distances = (torch.cat(parts) for parts in zip(*near, strict=True))
+        self._astray = accept is not None and float(distances.min()) > ASTRAY * accept
         best = distances.topk(min(RANKS, len(tokens)), largest=False)
         self._keep(tokens[best.indices], float(best.values[0]))
 
@@ -193,31 +197,45 @@ class _Search:
         """How many siblings to run before each pause."""
         if self._widths:
             return self._widths
-        # Without a distance to accept nothing says when to stop, and the first thousand have to do. They also
-        # have to below a token that matched nothing: if that one was wrong, none of its successors matches.
-        return SOME if accept is None or (self._astray and self.position > 1) else _widths(vocabulary)
+        # Without a distance to accept nothing says when to stop, and the first thousand have to do. Where the
+        # prefix went wrong a hundred have to, as nothing after it will match.
+        if self._astray and self.position > 1:
+            return WIDTHS[:2]
+        return SOME if accept is None else _widths(vocabulary)
 
-    def _reopened(self, accept: float) -> bool:
-        """Whether another first token, near to what was received too, is followed by one that matches: if so,
-        both are kept. First states are so much alike that coarse rounding makes some of them equal."""
+    def _other_firsts(self) -> torch.Tensor:
+        """First tokens ``[n]`` that match what was received as well, the nearest first.
+
+        First states are so much alike that coarse rounding makes many of them equal.
+        """
         everything = torch.arange(self._scores.shape[1])
-        states = torch.cat([self._matcher.first_states(part) for part in torch.split(everything, WIDTHS[-1])])
+        states = torch.cat([self._matcher.first_states(part) for part in torch.split(everything, PACK)])
         distances = relative(states, self._up[0])
-        seconds = self._scores[1].argsort(descending=True)[: WIDTHS[1]]
-        for first in distances.topk(min(OPENINGS, len(everything)), largest=False).indices:
-            prefix = self._matcher.prefix()
-            prefix.siblings(first[None])
-            prefix.keep(0)
-            below = relative(prefix.siblings(seconds), self._up[1])
-            if float(below.min()) <= accept:
-                others = self.ranked[0][self.ranked[0] != first]
-                self.ranked, self.distances, self._prefix = [], [], prefix
-                self._add(torch.cat([first[None], others]), float(distances[first]))
-                best = below.topk(min(RANKS, len(seconds)), largest=False)
-                self._keep(seconds[best.indices], float(best.values[0]))
-                self._astray = False
-                return True
+        accept = self._matcher.first.accept
+        matching = len(everything) if accept is None else int((distances <= accept).sum())
+        firsts = distances.argsort()[: min(matching, OPENINGS)]
+        return firsts[firsts != self.ranked[0][0]]
+
+    def _reopened(self, firsts: torch.Tensor, accept: float) -> bool:
+        """Whether one of ``firsts`` is followed by a token that matches: if so, both are kept."""
+        seconds = self._scores[1].argsort(descending=True)
+        for second in seconds[:SECONDS]:
+            for part in torch.split(firsts, PACK // 2):
+                below = relative(self._matcher.prefix().below(part, second), self._up[1])
+                if float(below.min()) <= accept:
+                    self._begin(part[below.argmin()])
+                    others = seconds[:RANKS][seconds[:RANKS] != second]
+                    self._keep(torch.cat([second[None], others]), float(below.min()))
+                    self._astray = False
+                    return True
         return False
+
+    def _begin(self, first: torch.Tensor) -> None:
+        """Start over, with another first token."""
+        others = self.ranked[0][self.ranked[0] != first]
+        distance = float(relative(self._matcher.first_states(first[None]), self._up[0])[0])
+        self.ranked, self.distances, self._prefix = [], [], self._matcher.prefix()
+        self._keep(torch.cat([first[None], others]), distance)
 
     def _most_probable(self, variance: float) -> None:
         """Weigh the distance of each likely candidate against what language makes of it."""
