@@ -15,12 +15,14 @@ and whether it holds for a model here is told by ``aparte verify``, which then d
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from aparte.model.linear import Int8Linear, PackedLinear
+from aparte.model.pieces import weighted
 
 #: Rows of a block. A step of one node computes as many.
 BLOCK = 8
@@ -28,10 +30,10 @@ BLOCK = 8
 STRIDE = 64
 #: Rows of the newer part: more than any has.
 TAIL = 2 * STRIDE
+#: Most nodes whose newer parts are copied out at a time.
+TOGETHER = 64
 #: A multiple of the numbers that processors compute at a time.
 VECTOR = 32
-
-_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class Visible:
@@ -47,19 +49,7 @@ class Visible:
     def __init__(self, mask: torch.Tensor) -> None:
         """``mask`` ``[n, total]`` is 0 where a node sees a row, and -inf elsewhere."""
         self._rows = [row.nonzero().flatten() for row in mask == 0]
-        self._older: dict[tuple[int, ...], list[int]] = {}  # nodes by the older rows that they see
-        newer, self._fill = [], mask.new_zeros(len(mask), 1, 1, TAIL)
-        for node, seen in enumerate(self._rows):
-            rows = seen.tolist()
-            cut = max(0, len(rows) // STRIDE - 1) * STRIDE
-            older, rest = rows[:cut], rows[cut:]
-            if older:
-                side_by_side = older[-1] - older[0] == cut - 1
-                key = (older[0], older[-1] + 1) if side_by_side else tuple(older)
-                self._older.setdefault(key, []).append(node)
-            newer += rest + rest[-1:] * (TAIL - len(rest))
-            self._fill[node, ..., len(rest) :] = float("-inf")
-        self._newer = torch.tensor(newer, device=mask.device)
+        self._dtype = mask.dtype
 
     def of_each(
         self, keys: torch.Tensor, values: torch.Tensor
@@ -74,6 +64,39 @@ class Visible:
     ) -> torch.Tensor:
         """On a CPU: ``query`` ``[1, H, n, hd]``, ``key`` and ``value`` ``[1, kv, total, hd]``; returns
         ``[1, n, H, hd]``."""
+        parts = zip(self._parts, query.split(TOGETHER, dim=2), strict=True)  # type: ignore[no-untyped-call]
+        return torch.cat([part.attend(nodes, key, value, scaling) for part, nodes in parts], dim=1)
+
+    @functools.cached_property
+    def _parts(self) -> list[_Part]:
+        count = range(0, len(self._rows), TOGETHER)
+        return [_Part(self._rows[start : start + TOGETHER], self._dtype) for start in count]
+
+
+class _Part:
+    """Some of a step's nodes on a CPU: where the past of each is cut, and attention that goes by it."""
+
+    def __init__(self, seen: list[torch.Tensor], dtype: torch.dtype) -> None:
+        """``seen`` are the rows that each node sees, by increasing position."""
+        self._older: dict[tuple[int, ...], list[int]] = {}  # nodes by the older rows that they see
+        self._fill = torch.zeros(len(seen), 1, 1, TAIL, dtype=dtype)
+        newer = []
+        for node, rows in enumerate(seen):
+            cut = max(0, len(rows) // STRIDE - 1) * STRIDE
+            if cut:
+                first, last = int(rows[0]), int(rows[cut - 1])
+                side_by_side = last - first == cut - 1
+                key = (first, last + 1) if side_by_side else tuple(rows[:cut].tolist())
+                self._older.setdefault(key, []).append(node)
+            rest = len(rows) - cut
+            newer += [rows[cut:], rows[-1:].expand(TAIL - rest)]
+            self._fill[node, ..., rest:] = float("-inf")
+        self._newer = torch.cat(newer)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """As :meth:`Visible.attend`, of these nodes."""
         _, heads, nodes, size = query.shape
         shared = key.shape[1]
         # Nodes are batches, and heads that share keys rows of one query.
@@ -81,11 +104,11 @@ class Visible:
         if queries.shape[2] == 1:  # of one row the kernel may share out the work by the number of batches
             queries = queries.expand(-1, -1, 2, -1)
         queries = queries.contiguous()  # a kernel may look at how its input is laid out
-        result, weight = _kernel(queries, self._copied(key), self._copied(value), self._fill, scaling)
+        result, weight = weighted(queries, self._copied(key), self._copied(value), self._fill, scaling)
         for rows, group in self._older.items():
             together = slice(None) if len(group) == nodes else torch.tensor(group)
             keys, values = (_older(whole, rows).expand(len(group), -1, -1, -1) for whole in (key, value))
-            before, its_weight = _kernel(queries[together], keys, values, None, scaling)
+            before, its_weight = weighted(queries[together], keys, values, None, scaling)
             share = _share(its_weight, weight[together]).unsqueeze(-1).to(before.dtype)
             result[together] = before * share + result[together] * (1 - share)
         return result[:, :, : heads // shared].reshape(1, nodes, heads, size)
@@ -110,16 +133,6 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     width = apart.shape[1]
     filled = nn.functional.pad(apart, (0, -width % VECTOR)).sigmoid()
     return filled[:, :width].view_as(one)
-
-
-def _kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of ``[b, kv, rows, hd]``, and the logarithms of the sums of weights ``[b, kv, rows]``."""
-    result: tuple[torch.Tensor, torch.Tensor] = _ATTENTION(
-        query, key, value, 0.0, False, attn_mask=mask, scale=scaling
-    )
-    return result
 
 
 class FixedRows(nn.Module):

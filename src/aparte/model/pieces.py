@@ -81,10 +81,18 @@ def _attend(
         repeats = rows.shape[2] // nodes
         mask = cut.repeat(1, repeats, 1).unsqueeze(1)
         hidden = hidden.repeat(1, repeats).unsqueeze(1)
-    results, weights = _KERNEL(
-        rows.expand(count, -1, -1, -1), keys, values, 0.0, False, attn_mask=mask, scale=scaling
-    )
+    results, weights = weighted(rows.expand(count, -1, -1, -1), keys, values, mask, scaling)
     return results, weights if hidden is None else weights.masked_fill(hidden, _HIDDEN)
+
+
+def weighted(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of ``[b, kv, rows, hd]``, and the logarithms of the sums of weights ``[b, kv, rows]``."""
+    result: tuple[torch.Tensor, torch.Tensor] = _KERNEL(
+        query, key, value, 0.0, False, attn_mask=mask, scale=scaling
+    )
+    return result
 
 
 def _pieces(whole: torch.Tensor, length: int) -> torch.Tensor:
