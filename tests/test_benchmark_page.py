@@ -96,3 +96,36 @@ def test_steps_by_length_of_text() -> None:
     assert "| `packed16` | 256 | 10.0 | 5.0 | 15.0 | 1.00x | [`step`](#runs) |" in text
     assert "| `packed16` | 8192 | 20.0 | 10.0 | 30.0 | 2.00x | [`step`](#runs) |" in text
     assert contexts_section({"step": entry()}) == contexts_section({}) == ""
+
+
+def test_the_tables_of_private_ends() -> None:
+    import private_ends
+
+    def row(name: str, top1: float, defence: str = "private ends (mask)", **more: Any) -> dict[str, Any]:
+        return {"name": name, "target": "prompt", "defence": defence, "top1": top1, **more}
+
+    price = {"setting": "private ends (mask)", "perplexity_ratio": 1.25, "agreement": 0.5}
+    results = {
+        "attacks": [
+            *(row(name, 0.9, "none") for name in ("linear", "vocabulary", "completion")),
+            row("linear", 0.4),
+            row("vocabulary", 0.3),
+            row("completion", 0.2),
+            row("adaptive", 0.7, leaked=0),
+            row("adaptive", 0.8, leaked=100),
+            row("leaked_linear", 0.5, leaked=100),
+            row("leaked_mlp", 0.6, leaked=100),
+        ],
+        "defences": [{"setting": "none"}, price],
+    }
+    found = {"mask": {"options": "--steps 0", "training_seconds": 300.0, "results": results}}
+    assert private_ends.price_table(found)[1:] == [
+        ["none", "", "x 1", "100.0 %", "100.0 %", "90.0 %", "90.0 %", "90.0 %"],
+        ["`--steps 0`", "5 minutes", "x 1.25", "50.0 %", "", "40.0 %", "30.0 %", "20.0 %"],
+    ]
+    head, adaptive, _, alone = private_ends.prepared_table(found)
+    assert head[2:] == ["no leak", "100 leaked pairs"]
+    assert adaptive[2:] == ["70.0 %", "80.0 %"]
+    assert alone[2:] == ["", "60.0 %"]
+    assert private_ends.BEGIN in private_ends.PAGE.read_text(encoding="utf-8"), "a place for them"
+    assert private_ends.END in private_ends.PAGE.read_text(encoding="utf-8")
