@@ -1,7 +1,7 @@
 """The runs that the cost model is fitted to: the same answers over one link or many, with and without drafts.
 
 Drafters are those whose trees depend on nothing but text and node limit, so that a link changes when a step
-arrives and never what it carries. Links take turns within each repeat, and repeats go through them in
+arrives and never what it carries. All links take turns with one answer before the next one begins, in
 alternating order, so that a machine that gets slower slows all of them. The first step of an answer carries
 the prompt and is left out.
 """
@@ -205,22 +205,24 @@ def measure(
     cloud: list[float] = []
     if places:  # the first answer of a process is slow
         _write(places[0].writer, plan.prompts[0], plan, plan.limits[-1])
-    total, done = plan.repeats * len(places) * len(plan.limits) * len(plan.prompts), 0
-    for repeat in range(plan.repeats):
-        for place in places if repeat % 2 == 0 else reversed(places):
-            for number, prompt in enumerate(plan.prompts):
-                for limit in _turned(plan.limits, repeat + number):
-                    answer = _write(place.writer, prompt, plan, limit)
-                    done += 1
-                    if progress:
-                        progress(done, total)
-                    if len(answer.steps) < 2:
-                        continue
-                    runs.append(_run(answer, place, limit, str(number)))
-                    if place is places[0]:
-                        timed = answer.steps[1:]
-                        parts[limit].append(decompose_all(timed, place.bandwidth).per(len(timed)))
-                    cloud += [step.timing.cloud_ms for step in answer.steps[1:] if step.nodes == 1]
+    rounds = [
+        (number, limit)
+        for repeat in range(plan.repeats)
+        for number in range(len(plan.prompts))
+        for limit in _turned(plan.limits, repeat + number)
+    ]
+    for turn, (number, limit) in enumerate(rounds):
+        for done, place in enumerate(places if turn % 2 == 0 else reversed(places), turn * len(places)):
+            answer = _write(place.writer, plan.prompts[number], plan, limit)
+            if progress:
+                progress(done + 1, len(rounds) * len(places))
+            if len(answer.steps) < 2:
+                continue
+            runs.append(_run(answer, place, limit, str(number)))
+            if place is places[0]:
+                timed = answer.steps[1:]
+                parts[limit].append(decompose_all(timed, place.bandwidth).per(len(timed)))
+            cloud += [step.timing.cloud_ms for step in answer.steps[1:] if step.nodes == 1]
     if not runs:
         raise UserError(
             "No answer had more than one step, so that there is nothing to measure. Give a larger "
