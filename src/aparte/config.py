@@ -17,7 +17,7 @@ from aparte.errors import CutError, UserError
 
 DEFAULT_MODEL = "smollm2-135m"
 
-DtypeName = Literal["auto", "packed16", "int8", "float32", "bfloat16", "float16"]
+DtypeName = Literal["auto", "packed16", "int8", "nf4", "float32", "bfloat16", "float16"]
 #: How keys and values are kept; ``model`` is what the layers compute in.
 KvName = Literal["model", "float16", "float8", "int8"]
 WireName = Literal["auto", "float16", "bfloat16", "float32"]

@@ -18,7 +18,7 @@ from aparte.model.parts import Blueprint
 from aparte.speculate.settings import Decoding
 from tiny import save_tiny, tiny_model
 
-DTYPES = ["float32", "bfloat16"] + (["packed16", "int8"] if packed_available() else [])
+DTYPES = ["float32", "bfloat16", "nf4"] + (["packed16", "int8"] if packed_available() else [])
 
 
 def both(folder: Path, compute: Compute, repeats: int = 1) -> tuple[Written, Written]:

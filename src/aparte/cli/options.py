@@ -21,7 +21,8 @@ CutOption = Annotated[
     str, typer.Option("--cut", metavar="K,M", help="First K and last M layers stay on the device.")
 ]
 Dtype = Annotated[
-    str, typer.Option(help="Compute: auto, packed16 or int8 (x86 CPU), float32, bfloat16, float16.")
+    str,
+    typer.Option(help="Compute: auto, packed16 (x86 CPU), int8, nf4 (4 bits), float32, bfloat16, float16."),
 ]
 Kv = Annotated[
     str,

@@ -75,7 +75,7 @@ def tensor_bytes(blueprint: Blueprint, cut: Cut, part: str) -> int:
     total = sum(sizes(shapes[name]) for name in blueprint.names(layers))
     if part != "middle":
         embed, head = blueprint.end_names()
-        total += sizes(shapes[embed], table=True) + sizes(shapes[head])
+        total += sizes(shapes[embed], table=True) + sizes(shapes[head], head=True)
     return total
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from aparte.config import Cut, DtypeName
 from aparte.errors import CheckpointError
+from aparte.model.bits import NF4_BYTES
 
 GB = 1e9
 #: Python, torch and what they load. An assumption: some 0.3 GB on a CPU, 0.5 GB with a CUDA context.
 RUNTIME_BYTES = 0.5e9
 #: Rows that a side works on at a time: a chunk of the prompt.
 _WORK_ROWS = 128
-_WEIGHT_BYTES = {"float32": 4, "int8": 1}  # the others are 16 bits wide
+_WEIGHT_BYTES = {"float32": 4.0, "int8": 1.0, "nf4": NF4_BYTES}  # the others are 16 bits wide
 _CACHE_BYTES = {"float32": 4, "packed16": 4, "int8": 4}  # packed linears compute, and cache, in float32
 #: What makes a model another kind than this arithmetic is about.
 _STRANGE = ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
@@ -130,9 +131,14 @@ class Memory:
         return {name: round(value / GB, 3) for name, value in parts.items()}
 
 
-def weight_bytes(dtype: DtypeName) -> int:
+def weight_bytes(dtype: DtypeName) -> float:
     """Per weight."""
     return _WEIGHT_BYTES.get(dtype, 2)
+
+
+def head_bytes(dtype: DtypeName) -> float:
+    """Per weight of the LM head, which is not kept in 4 bits."""
+    return 2 if dtype == "nf4" else weight_bytes(dtype)
 
 
 def kv_bytes_per_token(shape: Shape, layers: int, dtype: DtypeName) -> int:
@@ -158,7 +164,7 @@ def whole_memory(shape: Shape, dtype: DtypeName, context: int, users: int = 1) -
 
 def _memory(shape: Shape, layers: int, dtype: DtypeName, positions: int, *, ends: bool) -> Memory:
     size = weight_bytes(dtype)
-    head = shape.table_params * size if ends else 0
+    head = shape.table_params * head_bytes(dtype) if ends else 0
     # The table is looked up in, not multiplied with, and stays in 16 bits where matrices are narrower.
     table = max(head, shape.table_params * 2) if ends else 0
     logits = 32 * shape.vocab * 4 if ends else 0  # of the nodes of one step, in float32

@@ -11,7 +11,7 @@ from typing import Any
 
 from aparte.config import Cut, DtypeName
 from aparte.measure.plan_presets import Known
-from aparte.measure.plan_size import Shape, weight_bytes
+from aparte.measure.plan_size import Shape, head_bytes, weight_bytes
 
 #: What a layer takes besides reading its weights. With the bandwidth of paper A's A100 it gives both of the
 #: paper's measurements within 4 %: 28 layers of Mistral 7B in 15.9 ms, 36 of NeMo 12B in 21.1 ms.
@@ -171,7 +171,7 @@ def _device(
     else:
         says = _by_bandwidth(bandwidth, "device")
         layer = plain_layer_ms(shape, bandwidth, dtype), says
-        head_ms = shape.table_params * weight_bytes(dtype) / bandwidth / 1e6
+        head_ms = shape.table_params * head_bytes(dtype) / bandwidth / 1e6
         whole = layer[0] * ends + head_ms, says
     return layer, whole if own.device_ms is None else (own.device_ms, GIVEN)
 
@@ -235,7 +235,7 @@ def step_ms(times: Times, rtt_ms: float, mbps: float | None, size: float, drafti
 
 def pass_ms(shape: Shape, layer_ms: float, bandwidth: float, dtype: DtypeName) -> float:
     """The whole model on one machine, one position."""
-    return shape.layers * layer_ms + shape.table_params * weight_bytes(dtype) / bandwidth / 1e6
+    return shape.layers * layer_ms + shape.table_params * head_bytes(dtype) / bandwidth / 1e6
 
 
 def plain_layer_ms(shape: Shape, bandwidth: float, dtype: DtypeName) -> float:

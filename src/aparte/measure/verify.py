@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from aparte.answer import Writer
 from aparte.config import Sampling, Stopping
@@ -89,10 +90,14 @@ def load_unsplit(blueprint: Blueprint, layers: int | None = None) -> Any:
             use_safetensors=True,
             **settings,
         )
-    if precision.linears != "plain":  # the table of embeddings is kept in 16 bits there, as on the device
-        table = model.get_input_embeddings().weight.data
-        table.copy_(table.half())
+    table = model.get_input_embeddings().weight.data
+    table.copy_(table.to(precision.table))  # as the device keeps it
+    head = model.get_output_embeddings()
+    model.set_output_embeddings(nn.Identity())
     convert(model, precision)
+    ends = nn.ModuleList([head])  # which has numbers of its own, as on the device
+    convert(ends, replace(precision, linears=precision.head))
+    model.set_output_embeddings(ends[0])
     return model.eval()
 
 

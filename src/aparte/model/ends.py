@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from aparte.model.bits import bits_linear
 from aparte.model.families import Finish
 from aparte.model.invariant import fixed_rows
-from aparte.model.linear import packed_linear
+from aparte.model.linear import FBGEMM, packed_linear
 from aparte.model.precision import Precision
 
 
 class Embedding:
-    """Token ids to hidden states. The table stays in 16 bits where the linears do."""
+    """Token ids to hidden states."""
 
     def __init__(self, weight: torch.Tensor, precision: Precision, scale: float = 1.0) -> None:
         """Some families multiply their embeddings by a ``scale``."""
-        stored = torch.float16 if precision.linears != "plain" else precision.dtype
         self._scale = scale
-        self._weight = weight.to(precision.device, stored)
+        self._weight = weight.to(precision.device, precision.table)
         self._dtype = precision.dtype
 
     @property
@@ -47,8 +47,10 @@ class Head:
         self._norm = norm
         self._finish = finish
         self._linear: nn.Module
-        if precision.linears != "plain":
-            self._linear = packed_linear(weight, bias, precision.linears)
+        if precision.head in FBGEMM:
+            self._linear = packed_linear(weight, bias, precision.head)
+        elif precision.head == "bits8":
+            self._linear = bits_linear(weight, bias, "int8", precision.device)
         else:
             self._linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, "meta")
             for name, value in (("weight", weight), ("bias", bias)):

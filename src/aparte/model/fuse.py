@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from aparte.model import attention
-from aparte.model.linear import Linears, PackedLinear, packed_linear
+from aparte.model.linear import FBGEMM, Linears, PackedLinear, packed_linear
 
 #: Children that read the same input, in the order in which attention calls them.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -31,11 +31,10 @@ _ROUNDING: dict[Linears, float] = {"packed16": 0.03, "int8": 0.1}
 
 
 def fuse(layer: nn.Module, linears: Linears) -> None:
-    """Do all of it to a loaded decoder layer on a CPU, where it applies; ``linears`` that aren't plain are
-    packed."""
+    """Do all of it to a loaded decoder layer on a CPU, where it applies; ``linears`` of FBGEMM are packed."""
     _fuse_norms(layer)
     attention.install(layer, attention.NAME)
-    if linears != "plain":
+    if linears in FBGEMM:
         _fuse_linears(layer, linears)
 
 

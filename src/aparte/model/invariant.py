@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from aparte.model.bits import BitsLinear, GpuInt8Linear
 from aparte.model.linear import Int8Linear, PackedLinear
 from aparte.model.pieces import weighted
 
@@ -34,6 +35,9 @@ TAIL = 2 * STRIDE
 TOGETHER = 64
 #: A multiple of the numbers that processors compute at a time.
 VECTOR = 32
+#: Rows of a query are filled up to a multiple of this. Each thread of the kernel has a share of one buffer,
+#: as large as the rows need, and the library that multiplies may go another way where it is not aligned.
+ROWS = 8
 
 
 class Visible:
@@ -101,14 +105,13 @@ class _Part:
         shared = key.shape[1]
         # Nodes are batches, and heads that share keys rows of one query.
         queries = query[0].view(shared, -1, nodes, size).permute(2, 0, 1, 3)
-        if queries.shape[2] == 1:  # of one row the kernel may share out the work by the number of batches
-            queries = queries.expand(-1, -1, 2, -1)
-        queries = queries.contiguous()  # a kernel may look at how its input is laid out
-        result, weight = weighted(queries, self._copied(key), self._copied(value), self._fill, scaling)
+        # Filled up, which makes it contiguous too: a kernel may look at how its input is laid out.
+        queries = nn.functional.pad(queries, (0, 0, 0, -queries.shape[2] % ROWS))
+        result, weight = _weighted(queries, self._copied(key), self._copied(value), self._fill, scaling)
         for rows, group in self._older.items():
             together = slice(None) if len(group) == nodes else torch.tensor(group)
             keys, values = (_older(whole, rows).expand(len(group), -1, -1, -1) for whole in (key, value))
-            before, its_weight = weighted(queries[together], keys, values, None, scaling)
+            before, its_weight = _weighted(queries[together], keys, values, None, scaling)
             share = _share(its_weight, weight[together]).unsqueeze(-1).to(before.dtype)
             result[together] = before * share + result[together] * (1 - share)
         return result[:, :, : heads // shared].reshape(1, nodes, heads, size)
@@ -117,6 +120,18 @@ class _Part:
         """The newer rows of each node: ``[1, kv, total, hd] -> [n, kv, TAIL, hd]``."""
         rows = whole[0].index_select(1, self._newer)
         return rows.unflatten(1, (-1, TAIL)).transpose(0, 1)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _weighted(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`weighted`, never of a single piece of work: its products alone would use several threads."""
+    alone = query.shape[0] * query.shape[1] == 1
+    if alone:
+        query, key, value = (whole.expand(2, -1, -1, -1) for whole in (query, key, value))
+        mask = None if mask is None else mask.expand(2, -1, -1, -1)
+    result, weights = weighted(query, key, value, mask, scaling)
+    return (result[:1], weights[:1]) if alone else (result, weights)
 
 
 def _older(whole: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
@@ -138,7 +153,7 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 class FixedRows(nn.Module):
     """A linear that always multiplies :data:`BLOCK` rows."""
 
-    def __init__(self, linear: nn.Linear | PackedLinear) -> None:
+    def __init__(self, linear: nn.Linear | PackedLinear | BitsLinear) -> None:
         super().__init__()
         self._linear = linear
         self.in_features = linear.in_features
@@ -155,7 +170,8 @@ class FixedRows(nn.Module):
 
 def fixed_rows(linear: nn.Module) -> nn.Module:
     """``linear`` with fixed shapes, if it isn't exact anyway."""
-    needs = isinstance(linear, nn.Linear | PackedLinear) and not isinstance(linear, Int8Linear)
+    exact = isinstance(linear, Int8Linear | GpuInt8Linear)
+    needs = isinstance(linear, nn.Linear | PackedLinear | BitsLinear) and not exact
     return FixedRows(linear) if needs else linear  # type: ignore[arg-type]
 
 

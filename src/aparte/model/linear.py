@@ -17,8 +17,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-#: How linears are kept: as they come, or packed.
-Linears = Literal["plain", "packed16", "int8"]
+#: How linears are kept: as they come, packed by FBGEMM, or quantised by ``bitsandbytes``.
+Linears = Literal["plain", "packed16", "int8", "bits8", "bits4"]
+#: Those in this module.
+FBGEMM: tuple[Linears, ...] = ("packed16", "int8")
 
 #: Most numbers that are packed at a time. A larger matrix, such as an LM head, is kept in blocks of rows.
 BLOCK = 16 * 2**20
@@ -110,7 +112,7 @@ def activation_levels() -> int:
 
 
 def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, linears: Linears) -> PackedLinear:
-    """A packed linear of the kind ``linears``, which isn't plain."""
+    """A packed linear of the kind ``linears``, one of :data:`FBGEMM`."""
     return Int8Linear(weight, bias) if linears == "int8" else PackedLinear(weight, bias)
 
 

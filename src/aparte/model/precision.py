@@ -10,9 +10,10 @@ from torch import nn
 
 from aparte.config import Compute, DtypeName, KvName
 from aparte.errors import UserError
+from aparte.model.bits import NF4_BYTES, library, quantise_linears
 from aparte.model.fuse import fuse
 from aparte.model.invariant import fix_rows
-from aparte.model.linear import PACKED_WIDTH, Linears, pack_linears, packed_available
+from aparte.model.linear import FBGEMM, PACKED_WIDTH, Linears, pack_linears, packed_available
 
 #: What ``auto`` means on a device; elsewhere it is packed16 or, where that is not to be had, float32.
 _DEFAULTS: dict[str, DtypeName] = {"cuda": "bfloat16", "mps": "float16"}
@@ -32,22 +33,42 @@ class Precision:
     @property
     def name(self) -> str:
         """The setting's name, as in ``--dtype``."""
-        return str(self.dtype).removeprefix("torch.") if self.linears == "plain" else self.linears
+        if self.linears == "plain":
+            return str(self.dtype).removeprefix("torch.")
+        return {"bits8": "int8", "bits4": "nf4"}.get(self.linears, self.linears)
+
+    @property
+    def head(self) -> Linears:
+        """How the LM head is kept: as the other linears are, but not in 4 bits."""
+        if self.linears != "bits4":
+            return self.linears
+        return "packed16" if self.device.type == "cpu" and packed_available() else "plain"
+
+    @property
+    def table(self) -> torch.dtype:
+        """How the embedding is kept: in 16 bits where linears are kept in other numbers than they compute."""
+        return torch.float16 if self.linears != "plain" and self.dtype == torch.float32 else self.dtype
 
     @property
     def default_wire(self) -> str:
         """The 16-bit number format to send this precision's activations in."""
         return "bfloat16" if self.dtype == torch.bfloat16 else "float16"
 
-    def tensor_bytes(self, shape: tuple[int, ...], *, table: bool = False) -> int:
-        """What a tensor of that shape takes here; the ``table`` of embeddings is not packed."""
-        if self.linears == "plain" or len(shape) != 2:  # norms and biases, and experts, stay as they are
+    def tensor_bytes(self, shape: tuple[int, ...], *, table: bool = False, head: bool = False) -> int:
+        """What a tensor of that shape takes here; the ``table`` of embeddings and the ``head`` have formats
+        of their own."""
+        if table:
+            return math.prod(shape) * self.table.itemsize
+        linears = self.head if head else self.linears
+        if linears == "plain" or len(shape) != 2:  # norms and biases, and experts, stay as they are
             return math.prod(shape) * self.dtype.itemsize
         rows, width = shape
-        if table:
-            return rows * width * 2
+        if linears == "bits4":
+            return round(rows * width * NF4_BYTES)
+        if linears == "bits8":
+            return rows * width + 4 * rows
         padded = rows * -(-width // PACKED_WIDTH) * PACKED_WIDTH
-        return padded + 4 * rows if self.linears == "int8" else padded * 2
+        return padded + 4 * rows if linears == "int8" else padded * 2
 
     @classmethod
     def resolve(cls, compute: Compute) -> Precision:
@@ -60,11 +81,18 @@ class Precision:
         name: DtypeName = compute.dtype
         if name == "auto":
             name = _DEFAULTS.get(device.type, "packed16" if packed_available() else "float32")
+        more = (device, compute.kv, compute.batch_invariant)
+        if name == "nf4" or (name == "int8" and device.type == "cuda"):
+            if device.type not in ("cpu", "cuda"):
+                raise UserError(f"dtype nf4 needs a CPU or a CUDA device, and not {device.type}.")
+            library()
+            computes = torch.float32 if device.type == "cpu" else torch.bfloat16
+            return cls(computes, "bits4" if name == "nf4" else "bits8", *more)
         if name == "packed16" or name == "int8":
             if device.type != "cpu" or not packed_available():
                 raise UserError(f"dtype {name} needs an x86 CPU with AVX2. Use --dtype float32.")
-            return cls(torch.float32, name, device, compute.kv, compute.batch_invariant)
-        return cls(getattr(torch, name), "plain", device, compute.kv, compute.batch_invariant)
+            return cls(torch.float32, name, *more)
+        return cls(getattr(torch, name), "plain", *more)
 
 
 def convert(module: nn.Module, precision: Precision, *, fused: bool = False) -> None:
@@ -72,24 +100,26 @@ def convert(module: nn.Module, precision: Precision, *, fused: bool = False) -> 
     if precision.linears == "plain":
         module.to(precision.device, precision.dtype)
     else:
-        _convert_rest(module, precision.dtype)
+        _convert_rest(module, precision.dtype, precision.device)
     if fused:
         fuse(module, precision.linears)
-    if precision.linears != "plain":
+    if precision.linears in FBGEMM:
         pack_linears(module, precision.linears)
+    elif precision.linears != "plain":
+        quantise_linears(module, precision.name, precision.device)
     if precision.invariant:
         fix_rows(module)
 
 
-def _convert_rest(module: nn.Module, dtype: torch.dtype) -> None:
+def _convert_rest(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Convert all but the linears, which are packed from what they are, so that no layer is here twice."""
     for child in module.modules():
         if type(child) is not nn.Linear:
             for name, weight in child.named_parameters(recurse=False):
-                setattr(child, name, nn.Parameter(weight.to(dtype), requires_grad=False))
+                setattr(child, name, nn.Parameter(weight.to(device, dtype), requires_grad=False))
             for name, buffer in child.named_buffers(recurse=False):
-                if buffer.is_floating_point():
-                    setattr(child, name, buffer.to(dtype))
+                kind = dtype if buffer.is_floating_point() else buffer.dtype
+                setattr(child, name, buffer.to(device, kind))
 
 
 def _pick_device() -> str:
