@@ -1,14 +1,14 @@
 """The training text of a bridge: conversations that the model writes with itself, and its states on them.
 
-No outside data. Many conversations are written side by side and all rows grow in step, so there is no
-padding: where a turn ends, the template's words are put in and the other side goes on. The states come
-from the same forward passes that write the text. One *shard* is one file of some hundred conversations;
-a finished shard is never written again, which is what resuming means here.
+No outside data, unless the user gives texts to ask about. Many conversations are written side by side and
+all rows grow in step, so there is no padding: where a turn ends, the template's words are put in and the
+other side goes on. The states come from the same forward passes that write the text. One *shard* is one
+file of some hundred conversations; a finished shard is never written again, which is what resuming means
+here.
 """
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from aparte.bridge.openers import OPENERS
+from aparte.bridge.questions import Opening, Questions
 from aparte.bridge.teacher import RowsCache, Teacher
 from aparte.bridge.template import Template, read_template
 from aparte.text.tokenizer import Codec
@@ -60,16 +60,15 @@ class Shard:
 class _Row:
     """One conversation while it is written: whose turn it is, and which tokens are prescribed."""
 
-    def __init__(
-        self, template: Template, opener: Callable[[], list[int]], greedy: bool, length: int
-    ) -> None:
+    def __init__(self, template: Template, draw: Callable[[], Opening], greedy: bool, length: int) -> None:
         self._template = template
         self._most = min(USER_TOKENS, length // 4), min(ANSWER_TOKENS, 3 * length // 4)
-        self._opener = opener
+        self._draw = draw
         self._greedy = greedy
-        self._prescribed = deque([*template.start, *opener()])
+        self._prescribed = deque(template.start)
         self._written = 0  # tokens of this turn
         self.answering = False
+        self._ask()
 
     @property
     def temperature(self) -> float:
@@ -90,29 +89,37 @@ class _Row:
         # The turn is over. Its end is the model's own choice where it was reached by itself.
         own, between = self.answering, self._template.to_user if self.answering else self._template.to_answer
         self._prescribed.extend(between[1:])
-        if self.answering:
-            self._prescribed.extend(self._opener())
         self.answering = not self.answering
         self._written = 0
+        if not self.answering:
+            self._ask()
         return between[0], own
+
+    def _ask(self) -> None:
+        """Begin a question, and the answer to it if nothing is left to write of it."""
+        opening = self._draw()
+        self._prescribed.extend(opening.tokens)
+        if opening.whole:
+            self._prescribed.extend(self._template.to_answer)
+            self.answering = True
 
 
 def write_shard(
-    teacher: Teacher, folder: Path, rows: int, length: int, seed: int, progress: Progress | None = None
+    teacher: Teacher,
+    folder: Path,
+    rows: int,
+    length: int,
+    seed: int,
+    progress: Progress | None = None,
+    paragraphs: Sequence[str] = (),
 ) -> Shard:
-    """Let the model write ``rows`` conversations of ``length`` tokens."""
+    """Let the model write ``rows`` conversations of ``length`` tokens, half of the questions about
+    ``paragraphs``, if there are any."""
     codec = Codec(folder)
     template = read_template(codec)
-    chance = random.Random(seed)
+    questions = Questions(codec, paragraphs, seed)
     generator = torch.Generator().manual_seed(seed)
-
-    def opener() -> list[int]:
-        """Half of the questions begin with words of ours, for variety; the others are the model's alone."""
-        if chance.random() < 0.5:
-            return []
-        return codec.encode_piece(chance.choice(OPENERS))
-
-    conversations = [_Row(template, opener, row % 2 == 0, length) for row in range(rows)]
+    conversations = [_Row(template, questions.draw, row % 2 == 0, length) for row in range(rows)]
     width = teacher.config.hidden_size
     tokens = torch.zeros(rows, length, dtype=torch.int32)
     answer = torch.zeros(rows, length, dtype=torch.bool)
@@ -156,6 +163,7 @@ def write_corpus(
     length: int,
     seed: int,
     progress: Progress | None = None,
+    paragraphs: Sequence[str] = (),
 ) -> Iterator[Path]:
     """Write shards until they hold ``tokens`` tokens; yields each shard's file, those that exist at once."""
     count = -(-tokens // (rows * length))
@@ -169,5 +177,5 @@ def write_corpus(
                     f"{what}, part {number + 1} of {count}", done, total
                 )
             )
-            write_shard(teacher, folder, rows, length, seed + number, named).save(path)
+            write_shard(teacher, folder, rows, length, seed + number, named, paragraphs).save(path)
         yield path

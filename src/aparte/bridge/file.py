@@ -91,8 +91,14 @@ def find_bridge(name: str, cut: Cut) -> Path | None:
     trained = bridge_path(name, cut)
     if trained.exists():
         return trained
-    shipped = SHIPPED / f"{name}.safetensors"
-    return shipped if name == DEFAULT_MODEL and cut == Cut() and shipped.exists() else None
+    return shipped_bridge(name) if name == DEFAULT_MODEL and cut == Cut() else None
+
+
+def shipped_bridge(name: str) -> Path:
+    """The bridge that comes with aparte. Raises :class:`UserError` for a model without one."""
+    if name != DEFAULT_MODEL:
+        raise UserError(f"No bridge ships for {name}: only one for {DEFAULT_MODEL} does.")
+    return SHIPPED / f"{name}.safetensors"
 
 
 def require_bridge(name: str, cut: Cut) -> Path:

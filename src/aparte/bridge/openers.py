@@ -86,3 +86,27 @@ OPENERS = (
     "What are the symptoms of",
     "Suggest a name for",
 )
+
+#: Words before and after a passage of the user's, and whether the question is whole with them.
+ABOUT_TEXT = (
+    ("Summarize the following article in a few sentences:\n\n", "", True),
+    ("Summarize: ", "", True),
+    ("", "\n\nSummarize the text above in three sentences.", True),
+    ("Please write a short summary of this report.\n\n", "", True),
+    ("Shorten this text and keep its main points:\n\n", "", True),
+    ("What is this text about?\n\n", "", True),
+    ("List the most important facts in the following text.\n\n", "", True),
+    ("Extract all names and dates from this text:\n\n", "", True),
+    ("Rewrite the following paragraph in simpler words:\n\n", "", True),
+    ("Correct the grammar of this text and repeat it:\n\n", "", True),
+    ("Translate the following text into German:\n\n", "", True),
+    ("Translate into French: ", "", True),
+    ("Here is a text:\n\n", "\n\nWrite a title and a first sentence for it.", True),
+    ("Answer the question using the documents below.\n\nDocument 1: ", "\n\nQuestion: ", False),
+    ("Use the following passages to answer.\n\nPassage: ", "\n\nQuestion: when", False),
+    ("Context: ", "\n\nQuestion: who", False),
+    ("Context: ", "\n\nQuestion: what", False),
+    ("", "\n\nBased on the text above, ", False),
+    ("Read the text and answer.\n\nText: ", "\n\nQuestion: how", False),
+    ("Continue this text:\n\n", "", True),
+)

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,13 @@ class Recipe:
     state_weight: float = 0.2
     held_out_rows: int = 8
     seed: int = 0
+
+    @classmethod
+    def of(cls, steps: int, seed: int, *, with_texts: bool, further: bool) -> Recipe:
+        """``with_texts`` conversations are twice as long, and a batch has half as many; what goes on
+        ``further`` from a bridge begins with more careful steps and deeper unrolls."""
+        recipe = cls(steps, rows=2 if with_texts else 4, seed=seed)
+        return replace(recipe, learning_rate=5e-4, unroll_from=(0.0, 0.6)) if further else recipe
 
     def depth(self, step: int) -> int:
         """Unrolls at this step."""
@@ -145,17 +152,26 @@ class Trainer:
     """One training run, in ``folder``, where it finds its own checkpoint after an interruption."""
 
     def __init__(
-        self, teacher: Teacher, net: BridgeNet, data: Conversations, recipe: Recipe, folder: Path
+        self,
+        teacher: Teacher,
+        net: BridgeNet,
+        data: Conversations,
+        recipe: Recipe,
+        folder: Path,
+        draft_ids: torch.Tensor | None = None,
     ) -> None:
+        """``draft_ids`` are those of the bridge that training goes on from, if it does."""
         self.net = net
         self._teacher = teacher
         self._data = data
         self._recipe = recipe
         self._checkpoint = folder / "training.safetensors"
         vocabulary = teacher.head.shape[0]
+        if draft_ids is None:
+            size = min(recipe.draft_vocabulary, vocabulary)
+            draft_ids = data.answered(vocabulary).topk(size).indices.sort().values
         #: Draft vocabulary, the most frequent tokens of the answers, in increasing order.
-        size = min(recipe.draft_vocabulary, vocabulary)
-        self.draft_ids = data.answered(vocabulary).topk(size).indices.sort().values
+        self.draft_ids = draft_ids
         self._head = teacher.head[self.draft_ids.to(teacher.device)]
         self._optimizer = torch.optim.AdamW(
             net.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from aparte.bridge.corpus import write_corpus
-from aparte.bridge.file import bridge_path, save_bridge
+from aparte.bridge.file import bridge_path, load_bridge, save_bridge
 from aparte.bridge.net import BridgeNet
+from aparte.bridge.questions import read_paragraphs
 from aparte.bridge.teacher import Teacher
 from aparte.bridge.train import Conversations, Recipe, Report, Trainer, claim
 from aparte.config import Compute, Cut
 from aparte.errors import UserError
+from aparte.measure.prompts import digest
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Precision, Progress
 
-#: Conversations written side by side, and tokens of each.
-ROWS = 192
-LENGTH = 512
+#: Tokens of conversations written side by side, and of each: longer ones with texts, which take up room.
+TOGETHER = 98_304
+LENGTH, WITH_TEXT = 512, 1024
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Workshop:
     work: Path
     out: Path
     recipe: Recipe
+    #: Files with passages to ask about, and a bridge to go on from.
+    texts: tuple[Path, ...] = ()
+    start: Path | None = None
 
     @classmethod
     def open(
@@ -47,6 +52,8 @@ class Workshop:
         work: Path | None,
         out: Path | None,
         recipe: Recipe,
+        texts: Sequence[Path] = (),
+        start: Path | None = None,
         progress: Progress | None = None,
     ) -> Workshop:
         """Load the whole model. Raises :class:`~aparte.errors.UserError` for a cut that does not fit it."""
@@ -64,7 +71,7 @@ class Workshop:
         place = Precision.resolve(Compute("float32", device)).device
         out = out or bridge_path(name, cut)
         work = work or out.parent / "work" / out.stem
-        return cls(blueprint, Teacher(folder, cut, place), cut, name, work, out, recipe)
+        return cls(blueprint, Teacher(folder, cut, place), cut, name, work, out, recipe, tuple(texts), start)
 
     def run(
         self, tokens: int, progress: Progress | None, report: Callable[[Report], None], keep: bool = False
@@ -77,8 +84,15 @@ class Workshop:
         corpus.mkdir(parents=True, exist_ok=True)
         folder = self.blueprint.checkpoint.folder
         fingerprint = take_fingerprint(self.blueprint, self.cut, self.name)
-        claim(self.work, {"model": fingerprint.to_json(), "tokens": tokens, "recipe": asdict(self.recipe)})
-        rows = max(self.recipe.held_out_rows + self.recipe.rows, min(ROWS, tokens // LENGTH))
+        paragraphs = read_paragraphs(self.texts)
+        settings = {"model": fingerprint.to_json(), "tokens": tokens, "recipe": asdict(self.recipe)}
+        if paragraphs:
+            settings["texts"] = digest(paragraphs)
+        if self.start is not None:
+            settings["start"] = digest([self.start.read_bytes().hex()])
+        claim(self.work, settings)
+        length = WITH_TEXT if paragraphs else LENGTH
+        rows = max(self.recipe.held_out_rows + self.recipe.rows, min(TOGETHER, tokens) // length)
         shards = list(
             write_corpus(
                 self.teacher,
@@ -86,13 +100,19 @@ class Workshop:
                 corpus,
                 tokens=tokens,
                 rows=rows,
-                length=LENGTH,
+                length=length,
                 seed=self.recipe.seed,
                 progress=progress,
+                paragraphs=paragraphs,
             )
         )
         data = Conversations(shards, self.recipe.held_out_rows)
-        trainer = Trainer(self.teacher, self.new_net(data), data, self.recipe, self.work)
+        net, draft_ids = self.new_net(data), None
+        if self.start is not None:
+            found = load_bridge(self.start, self.blueprint, self.cut)
+            net.load_state_dict(found.net.state_dict())
+            draft_ids = found.draft_ids
+        trainer = Trainer(self.teacher, net, data, self.recipe, self.work, draft_ids)
 
         def reported(line: Report) -> None:
             if progress:

@@ -30,7 +30,26 @@ def train(
     tokens: Annotated[
         int, typer.Option(min=1000, help="Tokens of conversation to write and learn from.")
     ] = 490_000,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps, of four conversations each.")] = 1300,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Training steps, of four conversations each, or two with --text.")
+    ] = 1300,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Plain text, a paragraph to a line: half of the questions are about passages of it. May be "
+            "given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="BRIDGE",
+            help="Go on from this bridge, a file; or shipped.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Where the bridge goes. By default where auto finds it.", show_default=False),
@@ -52,9 +71,10 @@ def train(
 ) -> None:
     """Let MODEL write conversations with itself, and train a bridge on its states.
 
-    Needs the whole model on this machine and nothing else: no data, no cloud. An interrupted run goes on
-    where it was when started again with the same options.
+    Needs the whole model on this machine and nothing else: no data, unless you give some, and no cloud. An
+    interrupted run goes on where it was when started again with the same options.
     """
+    from aparte.bridge.file import shipped_bridge
     from aparte.bridge.train import Recipe, Report
     from aparte.bridge.workshop import Workshop
 
@@ -64,7 +84,8 @@ def train(
         reports.append(line.to_json())
         note(line.describe())
 
-    recipe = Recipe(steps=steps, seed=seed)
+    begin = None if start is None else shipped_bridge(model) if start == "shipped" else Path(start)
+    recipe = Recipe.of(steps, seed, with_texts=bool(text), further=begin is not None)
     with progress_bar() as progress:
         workshop = Workshop.open(
             model,
@@ -73,6 +94,8 @@ def train(
             work=work,
             out=out,
             recipe=recipe,
+            texts=text or (),
+            start=begin,
             progress=progress,
         )
         result = workshop.run(tokens, progress, report, keep=keep)
