@@ -29,6 +29,7 @@ from aparte.model.parts import Blueprint
 from aparte.session import Session
 from aparte.speculate.chain import Chain
 from aparte.speculate.drafter import Drafter, Nothing, make_drafter
+from aparte.speculate.recycling import Recycling
 from aparte.speculate.settings import Decoding
 from aparte.speculate.tree import DraftTree
 from aparte.speculate.voice import ModelVoice
@@ -36,7 +37,7 @@ from aparte.step import Step
 from aparte.target.base import Ask, Target
 from aparte.target.draft import DraftTarget
 from aparte.target.local import LocalTarget
-from aparte.wire.blocks import write_verdict
+from aparte.wire.blocks import Verdict, write_verdict
 from aparte.wire.frames import ResultFrame
 from dialogue import PROMPT
 from drafters import Adversary, Oracle, all_drafters
@@ -157,6 +158,28 @@ def test_a_step_costs_four_bytes_per_node_and_no_vector_over_the_vocabulary(
         nodes = block.record.nodes
         assert block.record.timing.bytes_up <= 120 + 8 * nodes  # parents in the header included
         assert block.record.timing.bytes_down <= 60 + 4 * nodes
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("how", SAMPLINGS)
+def test_recycling_learns_what_it_learns_in_split_mode(
+    blueprint: Blueprint, verifier: Verifier, how: str, in_flight: int
+) -> None:
+    """From the tokens that the verifier names, as from the logits that a device has itself."""
+    tables = []
+    for target in (target_of(blueprint, verifier), LocalTarget(blueprint)):
+        drafter = make_drafter(Decoding("recycling+context", max_nodes=6), table := Recycling())
+        blocks = blocks_of(target, drafter, sampling=SAMPLINGS[how], in_flight=in_flight)
+        tables.append((table, [token for block in blocks for token in block.tokens]))
+    (named, text), (known, same) = tables
+    assert text == same
+    assert len(named) > COUNT
+    assert named.after_two.keys() == known.after_two.keys()
+    for pair, row in named.after_two.items():
+        assert [token for token, _ in row] == [token for token, _ in known.after_two[pair]]
+        assert [share for _, share in row] == pytest.approx(
+            [share for _, share in known.after_two[pair]], rel=2e-3, abs=1e-6
+        )
 
 
 def test_states_of_every_committed_token_come_back_and_are_counted(
@@ -328,7 +351,14 @@ def test_an_id_that_the_verifier_does_not_have_is_a_sentence(
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", write_verdict((300,)), write_verdict((-1,)), write_verdict((5,), b"x")]
+    "payload",
+    [
+        b"",
+        write_verdict(Verdict((300,))),
+        write_verdict(Verdict((-1,))),
+        write_verdict(Verdict((5,), states=b"x")),
+        write_verdict(Verdict((5,), (((300, 0.5),),))),
+    ],
 )
 def test_an_answer_that_lies_is_an_error(blueprint: Blueprint, verifier: Verifier, payload: bytes) -> None:
     class Liar(InProcessLink):

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from aparte.config import Sampling
+from aparte.distribution import Row
 from aparte.errors import UserError
 from aparte.pipeline import Flight, Pipeline
 from aparte.prefill import Prefill
@@ -175,6 +176,7 @@ def _decode(
 ) -> Generator[Committed, None, None]:
     context = list(job.prompt)  # everything known, the pending token last
     root = torch.empty(0)  # logits that the pending token was chosen from
+    root_likely: tuple[Row, ...] = ()  # and the most probable tokens there, of a target that chooses itself
     reused = session.rewind_to(context)
     limit = pipeline.longest - len(context)
     written, lost, started = 0, job.recovery.lost, job.clock()
@@ -199,7 +201,7 @@ def _decode(
             pipeline.forget()
             prefill = Prefill(target, session, job, None if written else on_prefill)
             continue
-        tree, logits = flight.tree, evaluation.logits
+        tree, logits, likely = flight.tree, evaluation.logits, evaluation.likely
 
         # accept
         choices = evaluation.choices
@@ -209,6 +211,7 @@ def _decode(
         if flight.ahead:  # the token after its root came with the step before
             choices = (context[-1], *choices)
             logits = torch.cat([root, logits])
+            likely = (*root_likely, *likely) if root_likely else ()
         accepted = accept(tree, choices)
         new = accepted.tokens[flight.known :]
 
@@ -220,11 +223,20 @@ def _decode(
         context.extend(new)
         job.recovery.reached(len(context))
         end = 1 + accepted.path[-1] if accepted.path else 0
-        root = logits[end : end + 1]
+        root, root_likely = logits[end : end + 1], likely[end : end + 1]
         observing = job.clock()
         timing = evaluation.timing
         drafter.observe(
-            Outcome(tree, choices, accepted, logits, flight.context, flight.known, cloud_ms=timing.cloud_ms)
+            Outcome(
+                tree,
+                choices,
+                accepted,
+                logits,
+                flight.context,
+                flight.known,
+                cloud_ms=timing.cloud_ms,
+                likely=likely,
+            )
         )
         ended = job.clock()
         stale = pipeline.settle(flight, accepted)

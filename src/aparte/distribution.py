@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+#: Tokens with their shares of a distribution over the whole vocabulary, best first.
+Row = Sequence[tuple[int, float]]
 #: The choice that was not made, after a node that is not on the accepted path.
 UNDECIDED = -1
 #: How far the sum may be from 1: float32 rounding over many tokens, not more.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from aparte.session import Session
 from aparte.speculate.accept import Accepted
-from aparte.speculate.drafter import Drafter
+from aparte.speculate.drafter import Drafter, wanted_likely
 from aparte.speculate.tree import BELOW_ROOT, DraftTree, sanitize
 from aparte.step import Step
 from aparte.target.base import Ask, Evaluation, Target, Timing
@@ -203,7 +203,12 @@ class Pipeline:
 
     def _launch(self, flight: Flight) -> None:
         tokens = (*flight.pending_tokens, *flight.tree.tokens)
-        ask = Ask(max(0, flight.pending - 1), self._job.sampling, flight.tree.drawn)
+        ask = Ask(
+            max(0, flight.pending - 1),
+            self._job.sampling,
+            flight.tree.drawn,
+            wanted_likely([self._drafter]),
+        )
         self._target.submit(flight.step, tokens, ask)
         self._flights.append(flight)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from aparte.bridge.file import bridge_path
 from aparte.bridge.train import Trainer
@@ -64,6 +66,38 @@ def test_an_interrupted_run_goes_on_and_keeps_what_is_asked_to_be_kept(
     assert aparte(*command).code == 0
     assert out.exists()
     assert {path: path.stat().st_mtime_ns for path in (work / "conversations").iterdir()} == shards
+
+
+def test_training_goes_on_from_a_bridge_with_texts_of_ones_own(
+    aparte: Command, llama_folder: Path, tmp_path: Path
+) -> None:
+    first, second, text = tmp_path / "first.safetensors", tmp_path / "second.safetensors", tmp_path / "t.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log " * 20, encoding="utf-8")
+    train = ("bridge", "train", llama_folder, *FEW, "--work", tmp_path / "work", "--json")
+    assert aparte(*train, "--out", first).code == 0
+    further = (*train, "--out", second, "--from", first, "--text", text)
+    result = aparte(*further, "--keep")
+    assert result.code == 0, result.err
+    before, after = (load_file(path) for path in (first, second))
+    assert torch.equal(before["draft_ids"], after["draft_ids"])
+    # Two careful steps from where the first one ended.
+    moved, size = (
+        (before["join.weight"] - after["join.weight"]).float().norm(),
+        before["join.weight"].float().norm(),
+    )
+    assert 0 < moved < 0.05 * size
+    text.write_text("another text, with the cat and the dog on the log and the mat " * 20, encoding="utf-8")
+    other = aparte(*further)
+    assert other.code == 2
+    assert "other settings" in other.err
+
+
+def test_what_training_can_begin_with(aparte: Command, llama_folder: Path, tmp_path: Path) -> None:
+    train = ("bridge", "train", llama_folder, *FEW)
+    for start, says in (("shipped", "No bridge ships"), (tmp_path / "none", "can't be read as a bridge")):
+        result = aparte(*train, "--from", start)
+        assert result.code == 2
+        assert says in result.err
 
 
 def test_no_bridge_is_an_error_by_name_only(aparte: Command, llama_folder: Path) -> None:

@@ -52,7 +52,8 @@ def session(verifier: Verifier) -> VerifierSession:
 
 def run(session: VerifierSession, step: Step, block: Block) -> tuple[tuple[int, ...], memoryview]:
     payload = run_alone(session, step, write_block(block)).payload
-    return read_verdict(payload, step, block, VOCAB)
+    verdict = read_verdict(payload, step, block, VOCAB)
+    return verdict.choices, memoryview(verdict.states)
 
 
 def chain(tip: int, count: int) -> Step:
@@ -244,6 +245,33 @@ def test_the_same_holds_for_ids_in_distributions(session: VerifierSession) -> No
     with pytest.raises(FrameError, match="it has 300 tokens"):
         run_alone(session, chain(ROOT, 2), write_block(Block((1, 40), 0, SAMPLED, True, drawn=(q,))))
     assert session.nbytes == 0
+
+
+@pytest.mark.parametrize("how", [Sampling(), Sampling(temperature=0.8, seed=3)])
+@pytest.mark.parametrize("rejection", [False, True])
+def test_the_most_probable_tokens_are_named(
+    session: VerifierSession, blueprint: Blueprint, how: Sampling, rejection: bool
+) -> None:
+    """Beside every choice, by the model's own distribution: temperature and seed do not matter."""
+    step, tokens = chain(-1, 4), (5, 6, 7, 8)
+    block = Block(tokens, 1, how, rejection, likely=3)
+    payload = run_alone(session, step, write_block(block)).payload
+    rows = read_verdict(payload, step, block, VOCAB).likely
+    embed, head = blueprint.ends()
+    stage = blueprint.stage(range(blueprint.layers))
+    expected = head(stage.forward(stage.new_cache(), step, embed(torch.tensor(tokens)))).softmax(dim=-1)[1:]
+    assert len(rows) == 3
+    for row, shares in zip(rows, expected, strict=True):
+        best = shares.topk(3)
+        assert [token for token, _ in row] == best.indices.tolist()
+        assert [share for _, share in row] == pytest.approx(best.values.tolist(), rel=2e-3)
+
+
+def test_more_tokens_than_there_are_cannot_be_named(blueprint: Blueprint) -> None:
+    small = load_verifier(blueprint, "tiny", LIMITS).open("float32")
+    small._vocab_size = 8
+    with pytest.raises(FrameError, match="asks for 9 tokens"):
+        small.read(chain(-1, 2), write_block(Block((1, 2), 0, Sampling(), likely=9)))
 
 
 def test_a_layer_that_is_not_there_is_refused(session: VerifierSession) -> None:

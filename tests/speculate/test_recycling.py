@@ -7,26 +7,8 @@ import torch
 
 from aparte.speculate.accept import accept
 from aparte.speculate.drafter import Outcome
-from aparte.speculate.recycling import BLOCK, KEPT, Recycling, RunnerUp, largest
+from aparte.speculate.recycling import KEPT, Recycling, RunnerUp
 from aparte.speculate.tree import DraftTree
-
-
-@pytest.mark.parametrize("vocab", [KEPT, 300, 8 * KEPT * BLOCK - 1, 8 * KEPT * BLOCK, 49_152, 50_001])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_the_largest_are_those_of_topk(rows: int, vocab: int) -> None:
-    torch.manual_seed(vocab)
-    logits = torch.randn(rows, vocab)
-    values, ids = largest(logits, KEPT)
-    expected = logits.topk(KEPT, dim=-1)
-    assert torch.equal(values, expected.values)
-    assert torch.equal(ids, expected.indices)
-
-
-@pytest.mark.parametrize("places", [range(6), range(49_990, 50_001), (0, BLOCK - 1, BLOCK, 50_000, 7, 9)])
-def test_the_largest_side_by_side_and_at_the_ends(places: range | tuple[int, ...]) -> None:
-    logits = torch.randn(1, 50_001)
-    logits[0, list(places)] += 100
-    assert torch.equal(largest(logits, KEPT)[1], logits.topk(KEPT, dim=-1).indices)
 
 
 @pytest.mark.parametrize("vocab", [300, 49_152])

@@ -12,16 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aparte.config import Sampling
-from aparte.distribution import Distribution
+from aparte.distribution import Distribution, Row
 from aparte.errors import FrameError, UserError
 from aparte.step import ROOT, Step, chain_parents
 from aparte.wire.blocks import (
     HEAD_BYTES,
+    LIKELY_BYTES,
+    MAX_LIKELY,
     MAX_WIDTH,
     NODE_BYTES,
     UNDECIDED,
     Block,
     Rule,
+    Verdict,
     certain,
     check_block,
     judged,
@@ -67,7 +70,14 @@ def blocks(draw: st.DrawFn) -> tuple[Step, Block]:
     step = draw(steps())
     tokens = tuple(draw(st.integers(0, 2**32 - 1)) for _ in range(len(step)))
     choose_from = draw(st.integers(0, len(step)))
-    plain = Block(tokens, choose_from, draw(samplings), draw(st.booleans()), draw(st.integers(0, 65_535)))
+    plain = Block(
+        tokens,
+        choose_from,
+        draw(samplings),
+        draw(st.booleans()),
+        draw(st.integers(0, 65_535)),
+        likely=draw(st.integers(0, MAX_LIKELY)),
+    )
     if plain.rule is Rule.REJECTION and draw(st.booleans()):
         return step, replace(plain, drawn=tuple(draw(distributions()) for _ in judged(step, choose_from)))
     return step, plain
@@ -143,7 +153,7 @@ CHAIN = Step(1, 0, 4, 5, (4, 5, 6))
     [
         pytest.param(b"", id="nothing"),
         pytest.param(struct.pack("<BBHHH3I", 9, 0, 0, 0, 0, 1, 2, 3), id="an unknown rule"),
-        pytest.param(struct.pack("<BBHHH3I", 1, 1, 0, 0, 0, 1, 2, 3), id="an unknown flag"),
+        pytest.param(struct.pack("<BBHHH3I", 1, 17, 0, 0, 0, 1, 2, 3), id="too many named"),
         pytest.param(
             struct.pack("<BBHHH3I", 1, 0, 0, 4, 0, 1, 2, 3), id="choices of nodes that are not there"
         ),
@@ -209,7 +219,9 @@ def test_no_vector_over_the_vocabulary_crosses_the_wire() -> None:
     narrow = Distribution((1, 2, 3, 4), (0.25,) * 4)
     drawn = (narrow,) * len(judged(step, 0))
     assert len(write_block(Block(tokens, 0, SAMPLED, True, 0, drawn))) == 44 + 9 * 4 + 8 * 4 * 8
-    assert len(write_verdict(tokens)) == 9 * 4
+    assert len(write_verdict(Verdict(tokens))) == 9 * 4
+    rows = (((1, 0.5), (2, 0.25)),) * 9
+    assert len(write_verdict(Verdict(tokens, rows))) == 9 * (4 + 2 * LIKELY_BYTES)
 
 
 # -- Which nodes are what --------------------------------------------------------------------------
@@ -242,29 +254,42 @@ def test_certain_are_the_known_tokens_and_the_accepted_path() -> None:
 BLOCK = Block((1, 2, 3), 1, Sampling())
 
 
-def test_a_verdict_survives_the_way() -> None:
-    choices, rest = read_verdict(write_verdict((3, 7), b"states"), CHAIN, BLOCK, VOCAB)
-    assert choices == (3, 7)
-    assert bytes(rest) == b"states"
+NAMED = replace(BLOCK, likely=2)
+ROWS = (((4, 0.5), (1, 0.25)), ((7, 1.0), (0, 0.0)))
+
+
+@pytest.mark.parametrize(("block", "likely"), [(BLOCK, ()), (NAMED, ROWS)])
+def test_a_verdict_survives_the_way(block: Block, likely: tuple[Row, ...]) -> None:
+    sent = Verdict((3, 7), likely, b"states")
+    got = read_verdict(write_verdict(sent), CHAIN, block, VOCAB)
+    assert (got.choices, got.likely, bytes(got.states)) == (sent.choices, sent.likely, sent.states)
 
 
 @pytest.mark.parametrize(
-    ("choices", "sentence"),
+    ("choices", "likely", "sentence"),
     [
-        ((3,), "bytes only"),
-        ((3, VOCAB), "does not have"),
-        ((-2, 3), "does not have"),
-        ((UNDECIDED, 3), "ends before"),
-        ((3, UNDECIDED), "ends before"),
+        ((3,), (), "bytes only"),
+        ((3, VOCAB), (), "does not have"),
+        ((-2, 3), (), "does not have"),
+        ((UNDECIDED, 3), (), "ends before"),
+        ((3, UNDECIDED), (), "ends before"),
+        ((3, 7), ROWS[:1], "bytes only"),
+        ((3, 7), (((4, 0.5), (VOCAB, 0.25)), ROWS[1]), "does not have"),
+        ((3, 7), (((4, 0.5), (1, -0.25)), ROWS[1]), "a share that is none"),
+        ((3, 7), (((4, 1.5), (1, 0.25)), ROWS[1]), "a share that is none"),
+        ((3, 7), (((4, float("nan")), (1, 0.25)), ROWS[1]), "a share that is none"),
     ],
 )
-def test_a_verdict_that_lies_is_refused(choices: tuple[int, ...], sentence: str) -> None:
+def test_a_verdict_that_lies_is_refused(
+    choices: tuple[int, ...], likely: tuple[Row, ...], sentence: str
+) -> None:
     with pytest.raises(FrameError, match=sentence):
-        read_verdict(write_verdict(choices), CHAIN, BLOCK, VOCAB)
+        read_verdict(write_verdict(Verdict(choices, likely)), CHAIN, NAMED if likely else BLOCK, VOCAB)
 
 
 def test_what_is_off_the_path_may_be_undecided() -> None:
-    assert read_verdict(write_verdict((9, UNDECIDED)), CHAIN, BLOCK, VOCAB)[0] == (9, UNDECIDED)
+    payload = write_verdict(Verdict((9, UNDECIDED)))
+    assert read_verdict(payload, CHAIN, BLOCK, VOCAB).choices == (9, UNDECIDED)
 
 
 @settings(deadline=None)
@@ -272,8 +297,10 @@ def test_what_is_off_the_path_may_be_undecided() -> None:
 def test_random_bytes_are_a_verdict_or_an_error(payload: bytes, pair: tuple[Step, Block]) -> None:
     step, block = pair
     try:
-        choices, rest = read_verdict(payload, step, block, VOCAB)
+        verdict = read_verdict(payload, step, block, VOCAB)
     except FrameError:
         return
-    assert len(choices) == len(step) - block.choose_from
-    assert 4 * len(choices) + len(rest) == len(payload)
+    count = len(step) - block.choose_from
+    assert len(verdict.choices) == count
+    assert len(verdict.likely) == (count if block.likely else 0)
+    assert (4 + LIKELY_BYTES * block.likely) * count + len(verdict.states) == len(payload)

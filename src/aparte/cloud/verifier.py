@@ -15,8 +15,10 @@ from aparte.cloud.batch import run_alone
 from aparte.cloud.engine import Engine
 from aparte.cloud.sessions import Session
 from aparte.config import Sampling, ServerLimits
+from aparte.distribution import Row
 from aparte.errors import FrameError, WireOverflowError
 from aparte.fingerprint import Fingerprint
+from aparte.likely import likely
 from aparte.model.fingerprint import take_fingerprint
 from aparte.model.parts import Blueprint, Embedding, Head, Progress
 from aparte.model.slab import Slab
@@ -28,6 +30,7 @@ from aparte.wire.blocks import (
     HEAD_BYTES,
     NODE_BYTES,
     Block,
+    Verdict,
     certain,
     check_block,
     judged,
@@ -39,6 +42,11 @@ from aparte.wire.tensors import TensorCodec
 
 #: Rows of logits that are there at a time: with a large vocabulary they are what takes memory.
 ROWS = 64
+
+
+def _named(logits: torch.Tensor, block: Block) -> list[list[tuple[int, float]]]:
+    """What a verdict names beside the choices of these rows."""
+    return likely(logits, block.likely) if block.likely else []
 
 
 class VerifierSession(Session):
@@ -69,6 +77,10 @@ class VerifierSession(Session):
         layers = len(self.stage.layer_indices)
         if block.layer > layers:
             raise FrameError(f"A block asks for the output of layer {block.layer}; this model has {layers}.")
+        if block.likely > self._vocab_size:
+            raise FrameError(
+                f"A block asks for {block.likely} tokens where the model has {self._vocab_size}."
+            )
         named = max((token for one in block.drawn for token in one.tokens), default=0)
         if max(*block.tokens, named) >= self._vocab_size:
             raise FrameError(
@@ -82,27 +94,35 @@ class VerifierSession(Session):
         block, self._block = self._block, None
         assert block is not None, "read() comes first"
         choices: list[int] = []
+        named: list[Row] = []
         if block.choose_from < len(step):
             # The token after a node is that of the next position.
             slots = step.slots[block.choose_from :]
             positions = [position + 1 for position in self.cache.tree.positions(slots)]
             if block.rejection:
-                choices = self._judge(step, block, hidden, positions)
+                choices, named = self._judge(step, block, hidden, positions)
             else:
-                choices = self._choose(block, hidden, positions)
+                choices, named = self._choose(block, hidden, positions)
         states = b"" if tapped is None else self._codec.encode(tapped[list(certain(step, block, choices))])
-        return memoryview(write_verdict(choices, states))
+        return memoryview(write_verdict(Verdict(tuple(choices), tuple(named), states)))
 
-    def _choose(self, block: Block, hidden: torch.Tensor, positions: list[int]) -> list[int]:
+    def _choose(
+        self, block: Block, hidden: torch.Tensor, positions: list[int]
+    ) -> tuple[list[int], list[Row]]:
         """Greedy or coupled: by logits, seed and position alone."""
         choices: list[int] = []
+        named: list[Row] = []
         for start in range(0, len(positions), ROWS):
             part = positions[start : start + ROWS]
             first = block.choose_from + start
-            choices += choose(self._logits(hidden[first : first + len(part)]), part, block.sampling)
-        return choices
+            logits = self._logits(hidden[first : first + len(part)])
+            choices += choose(logits, part, block.sampling)
+            named += _named(logits, block)
+        return choices, named
 
-    def _judge(self, step: Step, block: Block, hidden: torch.Tensor, positions: list[int]) -> list[int]:
+    def _judge(
+        self, step: Step, block: Block, hidden: torch.Tensor, positions: list[int]
+    ) -> tuple[list[int], list[Row]]:
         """Rejection sampling below each root, whichever of them the step before turns out to have chosen."""
         first = block.choose_from
         sources = dict(zip(judged(step, first), block.drawn, strict=False))
@@ -113,10 +133,12 @@ class VerifierSession(Session):
             root = root_of[node] = root_of[parent] if parent >= first else node
             trees.setdefault(root, []).extend([node] if parent >= first else [])
         choices = [UNDECIDED] * len(positions)
+        named: list[Row] = [()] * len(positions) if block.likely else []
         for root, drafts in trees.items():
             place = {root: -1, **{node: index for index, node in enumerate(drafts)}}
             nodes = [root, *drafts]
-            p = process(self._logits(hidden[nodes]), block.sampling).softmax(dim=-1)
+            logits = self._logits(hidden[nodes])
+            p = process(logits, block.sampling).softmax(dim=-1)
             try:
                 decided = judge(
                     [place[step.parents[node] - step.base] for node in drafts],
@@ -129,7 +151,9 @@ class VerifierSession(Session):
                 raise FrameError(str(error)) from None
             for node, choice in zip(nodes, decided, strict=True):
                 choices[node - first] = choice
-        return choices
+            for node, row in zip(nodes, _named(logits, block), strict=False):
+                named[node - first] = row
+        return choices, named
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[n, D] -> [n, V]``. Raises :class:`WireOverflowError` rather than choose by what is no number."""

@@ -23,7 +23,7 @@ from aparte.distribution import Distribution
 from aparte.rejection import draw
 from aparte.sampling import gumbel_noise, process
 from aparte.speculate.calibration import Calibration
-from aparte.speculate.drafter import Outcome
+from aparte.speculate.drafter import Outcome, wanted_likely
 from aparte.speculate.length import LengthPlan
 from aparte.speculate.outstanding import Outstanding
 from aparte.speculate.source import Candidate
@@ -75,6 +75,7 @@ class Chain:
         ``clock`` gives seconds.
         """
         self._voices = tuple(voices)
+        self.likely = wanted_likely(self._voices)
         self._sampling = sampling
         self._rejection = rejection and not sampling.greedy
         self._length = length

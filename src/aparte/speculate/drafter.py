@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from aparte.distribution import Row
 from aparte.errors import UserError
 from aparte.speculate.accept import Accepted
 from aparte.speculate.settings import Decoding
@@ -36,6 +37,8 @@ class Outcome:
     choice (-1).
     ``context`` is what it was proposed for (empty: what was proposed for last). ``known`` is the number of
     accepted tokens that the outcome before told already: 1 if the proposal was sent ahead, else 0.
+    ``likely`` has a row for each of the choices, or is empty: the most probable tokens there, from such a
+    target that was asked for them.
     ``gained`` is for one source among many: how many accepted nodes there were only thanks to it.
     ``cloud_ms`` is what the cloud computed.
     """
@@ -48,6 +51,7 @@ class Outcome:
     known: int = 0
     gained: int | None = None
     cloud_ms: float = 0.0
+    likely: tuple[Row, ...] = ()
 
 
 class Drafter(Protocol):
@@ -70,6 +74,12 @@ class Drafter(Protocol):
     def observe(self, outcome: Outcome) -> None:
         """Learn from what the target said about the last proposal."""
         ...
+
+
+def wanted_likely(parts: Sequence[object]) -> int:
+    """How many of the most probable tokens after each node drafters or sources learn from where there are no
+    logits: the largest number that one of ``parts`` says as its ``likely``."""
+    return max((int(getattr(part, "likely", 0)) for part in parts), default=0)
 
 
 class Nothing:

@@ -27,7 +27,7 @@ from aparte.sampling import process
 from aparte.speculate.calibration import Calibration
 from aparte.speculate.chain import SURE
 from aparte.speculate.common import CommonTable
-from aparte.speculate.drafter import Outcome
+from aparte.speculate.drafter import Outcome, wanted_likely
 from aparte.speculate.length import LengthPlan
 from aparte.speculate.neural import WIDTH, TreeModel
 from aparte.speculate.outstanding import Outstanding
@@ -128,6 +128,7 @@ class DrawnTree:
         if sampling.greedy:
             raise ValueError("nothing is drawn for greedy text")
         self._sources = tuple(sources)
+        self.likely = wanted_likely(self._sources)
         self._readers = [Reader(name, model) for name, model in models.items()]
         self._sampling = sampling
         self._size = size

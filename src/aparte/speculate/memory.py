@@ -19,13 +19,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from aparte.config import cache_dir
+from aparte.distribution import Row
 from aparte.errors import UserError
 from aparte.speculate.recycling import KEPT, Recycling
 
 #: Most keys kept per table; the oldest go first. About 5 MB per table.
 MAX_KEYS = 100_000
 
-Rows = dict[int, list[tuple[int, float]]] | dict[tuple[int, int], list[tuple[int, float]]]
+Rows = dict[int, Row] | dict[tuple[int, int], Row]
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -72,7 +73,7 @@ class Memory:
                 "Free some space, set APARTE_CACHE to another folder, or leave --remember out."
             ) from None
 
-    def _rows(self, arrays: Arrays, name: str, width: int) -> list[tuple[list[int], list[tuple[int, float]]]]:
+    def _rows(self, arrays: Arrays, name: str, width: int) -> list[tuple[list[int], Row]]:
         keys, tokens, shares = (arrays[f"{name}_{part}"] for part in ("keys", "tokens", "shares"))
         count = len(keys)
         if not (keys.dtype == tokens.dtype == np.int32 and shares.dtype == np.float16):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aparte.speculate.calibration import Calibration
-from aparte.speculate.drafter import Outcome
+from aparte.speculate.drafter import Outcome, wanted_likely
 from aparte.speculate.outstanding import Outstanding
 from aparte.speculate.source import Candidate, Source
 from aparte.speculate.tree import BELOW_ROOT, DraftTree
@@ -40,6 +40,7 @@ class Merged:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = tuple(sources)
+        self.likely = wanted_likely(self._sources)
         self.calibration = Calibration()
         self._proposals: Outstanding[_Proposal] = Outstanding()
 

@@ -1,7 +1,8 @@
 """The *recycling* source: the best next tokens seen in any logits so far.
 
-The device computes logits for every node it sent, rejected ones too; what the target thought likely
-after a token once, it often thinks likely again. (Token Recycling, with pairs of tokens besides.)
+The device has logits for every node it sent, rejected ones too, or in draft mode what the verifier names of
+them; what the target thought likely after a token once, it often thinks likely again. (Token Recycling, with
+pairs of tokens besides.)
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-import torch
-
+from aparte.distribution import Row
+from aparte.likely import likely
 from aparte.speculate.drafter import Outcome
 from aparte.speculate.source import Candidate
 from aparte.speculate.tree import BELOW_ROOT
@@ -18,21 +19,19 @@ from aparte.speculate.tree import BELOW_ROOT
 #: Next tokens remembered per key.
 KEPT = 6
 
-#: Values per block in :func:`largest`.
-BLOCK = 128
-
 #: Probability that a token is taken to have had which the target chose without telling more, and what
 #: becomes of those of former choices.
 CHOSEN = 0.7
 FORMER = 0.5
 
 Place = tuple[int, int]  # the last two tokens
-Row = list[tuple[int, float]]  # tokens with their probabilities, best first
 Key = TypeVar("Key")
 
 
 class Recycling:
     """Tables from the last token, and from the last two, to the most probable next ones."""
+
+    likely = KEPT
 
     def __init__(self) -> None:
         #: Best first, with their probabilities, :data:`KEPT` per key; the newest keys last.
@@ -61,18 +60,10 @@ class Recycling:
         return place[1], token
 
     def learn(self, context: Sequence[int], outcome: Outcome) -> None:
-        if not len(outcome.logits):
+        rows = outcome.likely or (likely(outcome.logits, KEPT) if len(outcome.logits) else ())
+        if not rows:
             self._learn_choices(context, outcome)
             return
-        logits = outcome.logits.float()
-        best, ids = largest(logits, KEPT)  # no vocabulary is smaller than that
-        # The share within the full distribution, so that a flat one does not look certain.
-        top = best[:, :1]
-        shares = (best - top).exp_() / (logits - top).exp_().sum(dim=-1, keepdim=True)
-        rows = [
-            list(zip(tokens, values, strict=True))
-            for tokens, values in zip(ids.tolist(), shares.tolist(), strict=True)
-        ]
         before, root = self.start(context)
         self._store(before, root, rows[0])
         for node, (token, parent) in enumerate(zip(outcome.tree.tokens, outcome.tree.parents, strict=True)):
@@ -108,28 +99,10 @@ def _with_choice(row: Row, choice: int) -> Row:
     return [(choice, CHOSEN), *former][:KEPT]
 
 
-def largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``count`` largest of each row, in descending order, and their places, both ``[n, count]``.
-
-    ``topk`` looks at one value after the other. Maxima of blocks take vector instructions, and the
-    largest values lie in the blocks with the largest maxima, so that few blocks are left to look into.
-    """
-    rows, vocab = logits.shape
-    blocks = vocab // BLOCK
-    if blocks < 8 * count:
-        found = logits.topk(count, dim=-1)
-        return found.values, found.indices
-    maxima = logits[:, : blocks * BLOCK].view(rows, blocks, BLOCK).amax(dim=-1)
-    starts = maxima.topk(count, dim=-1).indices * BLOCK
-    places = (starts[:, :, None] + torch.arange(BLOCK, device=logits.device)).flatten(1)
-    rest = torch.arange(blocks * BLOCK, vocab, device=logits.device).expand(rows, -1)
-    places = torch.cat([places, rest], dim=-1)
-    found = logits.gather(1, places).topk(count, dim=-1)
-    return found.values, places.gather(1, found.indices)
-
-
 class RunnerUp:
     """The *runner-up* source: what nearly came instead of the pending token may come right after it."""
+
+    likely = KEPT
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -146,11 +119,12 @@ class RunnerUp:
         return False
 
     def learn(self, context: Sequence[int], outcome: Outcome) -> None:  # noqa: ARG002
-        if not len(outcome.logits):
-            self._tokens = []
-            return
         path = outcome.accepted.path
-        last = outcome.logits[1 + path[-1] if path else 0]
+        node = 1 + path[-1] if path else 0
+        last: Row = ()
+        if outcome.likely:
+            last = outcome.likely[node][:3]
+        elif len(outcome.logits):
+            last = likely(outcome.logits[node : node + 1], 3)[0]
         chosen = outcome.accepted.tokens[-1]
-        _, ids = largest(last[None], 3)
-        self._tokens = [token for token in ids[0].tolist() if token != chosen][:2]
+        self._tokens = [token for token, _ in last if token != chosen][:2]

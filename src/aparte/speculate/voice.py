@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from aparte.speculate.common import Common, CommonTable
 from aparte.speculate.context import Context
-from aparte.speculate.drafter import Outcome
+from aparte.speculate.drafter import Outcome, wanted_likely
 from aparte.speculate.neural import Guess, TreeModel
 from aparte.speculate.recycling import Recycling
 from aparte.speculate.source import Candidate, Source
@@ -55,6 +55,7 @@ class SourceVoice:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self.likely = wanted_likely([source])
         self._place: Any = None
 
     def begin(self, context: Sequence[int]) -> None:

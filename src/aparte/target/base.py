@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from aparte.config import Sampling
-from aparte.distribution import Distribution
+from aparte.distribution import Distribution, Row
 from aparte.step import Step
 
 
@@ -19,12 +19,13 @@ class Ask:
 
     Nothing of those before node ``logits_from``. ``sampling`` and ``drawn`` matter where the target chooses
     tokens itself: how, and what the drafted nodes, the last ones of the step, were drawn from (empty if they
-    were not drawn).
+    were not drawn). So does ``likely``: it then names so many of the most probable tokens beside each choice.
     """
 
     logits_from: int
     sampling: Sampling = field(default_factory=Sampling)
     drawn: tuple[Distribution, ...] = ()
+    likely: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,14 @@ class Evaluation:
     """Logits ``[rows, V]`` of the nodes that were asked for, in float32, and the step's timing.
 
     A target that chooses tokens itself gives no rows, but its ``choices``: the token after each of these
-    nodes. -1 is a choice that it did not make, after a node that is not on the accepted path.
+    nodes. -1 is a choice that it did not make, after a node that is not on the accepted path. ``likely`` has
+    a row for each of these nodes if that was asked for.
     """
 
     logits: torch.Tensor
     timing: Timing = field(default_factory=Timing)
     choices: tuple[int, ...] | None = None
+    likely: tuple[Row, ...] = ()
 
 
 class Target(Protocol):

@@ -113,6 +113,7 @@ class DraftTarget:
             self._rejection,
             self._layer,
             tuple(ask.drawn[node - spare] for node in judged(step, ask.logits_from)) if ask.drawn else (),
+            min(ask.likely, self.vocab_size),
         )
         if self._states is not None:
             self._states.expect(step)
@@ -122,7 +123,8 @@ class DraftTarget:
     def collect(self) -> Evaluation:
         arrived = self._exchange.receive()
         step, block = arrived.step, arrived.note.block
-        choices, rest = read_verdict(arrived.payload, step, block, self.vocab_size)
+        verdict = read_verdict(arrived.payload, step, block, self.vocab_size)
+        choices, rest = verdict.choices, verdict.states
         if self._states is not None and block.layer == self._layer:
             nodes = certain(step, block, choices)
             self._states.put_middle_at(
@@ -142,6 +144,7 @@ class DraftTarget:
                 bytes_down=arrived.bytes_down,
             ),
             choices,
+            verdict.likely,
         )
 
     def abandon(self) -> None:

@@ -2,15 +2,19 @@
 
 A step's payload, little-endian:
 
-    | rule u8 | flags u8 | width u16 | choose_from u16 | layer u16 |
+    | rule u8 | likely u8 | width u16 | choose_from u16 | layer u16 |
     | temperature f64 | top_p f64 | min_p f64 | seed u64 | top_k u32 |    (coupled and rejection only)
     | token ids u32 x nodes |
     | ids u32 x width, probabilities f32 x width |                        (per drafted node, if it was drawn)
 
-The rule and its settings travel with every step, so that a step means the same whenever it is sent. A result
-holds the verifier's choice (i32) after each node from ``choose_from`` on and, if ``layer`` is not 0, the
-output of the model's first ``layer`` layers for the nodes that are certain now (:func:`certain`). No vector
-over the vocabulary ever crosses the wire.
+The rule and its settings travel with every step, so that a step means the same whenever it is sent. A result:
+
+    | choices i32 x n |                                    (after each of the n nodes from choose_from on)
+    | ids u32 x n x likely, shares f16 x n x likely |      (the most probable tokens there, best first)
+    | states |                                             (if layer is not 0)
+
+States are the output of the model's first ``layer`` layers for the nodes that are certain now
+(:func:`certain`). No vector over the vocabulary ever crosses the wire.
 """
 
 from __future__ import annotations
@@ -21,10 +25,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from aparte.config import MAX_TOP, Sampling
-from aparte.distribution import UNDECIDED, Distribution
+from aparte.distribution import UNDECIDED, Distribution, Row
 from aparte.errors import FrameError, UserError
 from aparte.step import Step
 
+#: Most tokens that are named beside a choice, and bytes of each.
+MAX_LIKELY = 16
+LIKELY_BYTES = 6
 #: Most tokens in a distribution that a drafted token was drawn from.
 MAX_WIDTH = MAX_TOP
 #: Most bytes of a node, and of a block beside its nodes.
@@ -52,7 +59,7 @@ class Block:
 
     There is a choice after each node from ``choose_from`` on. ``drawn`` has one distribution for each of
     :func:`judged`'s nodes, or none where they were not drawn. ``layer`` is the number of layers whose output
-    comes back, 0 for none.
+    comes back, 0 for none; ``likely`` how many of the most probable tokens are named beside each choice.
     """
 
     tokens: tuple[int, ...]
@@ -61,6 +68,7 @@ class Block:
     rejection: bool = False
     layer: int = 0
     drawn: tuple[Distribution, ...] = ()
+    likely: int = 0
 
     @property
     def rule(self) -> Rule:
@@ -107,7 +115,7 @@ def write_block(block: Block) -> bytes:
             f"A token was drawn from {width} candidates; at most {MAX_WIDTH} can be told to the verifier. "
             "Draft from fewer."
         )
-    parts = [_HEAD.pack(rule, 0, width, block.choose_from, block.layer)]
+    parts = [_HEAD.pack(rule, block.likely, width, block.choose_from, block.layer)]
     if rule in _SAMPLED:
         how = block.sampling
         top_k = min(how.top_k, 2**32 - 1)
@@ -128,6 +136,7 @@ class _Head:
     width: int
     choose_from: int
     layer: int
+    likely: int
     drafts: int  # nodes with a distribution
     tokens_at: int
     drawn_at: int
@@ -138,8 +147,8 @@ def check_block(payload: bytes | memoryview, step: Step) -> _Head:
     count = len(step)
     if len(payload) < _HEAD.size:
         raise FrameError("A block is shorter than its header.")
-    number, flags, width, choose_from, layer = _HEAD.unpack_from(payload)
-    if number not in _RULES or flags or choose_from > count or width > MAX_WIDTH:
+    number, named, width, choose_from, layer = _HEAD.unpack_from(payload)
+    if number not in _RULES or named > MAX_LIKELY or choose_from > count or width > MAX_WIDTH:
         raise FrameError("A block's header is out of range.")
     rule = Rule(number)
     if (rule is Rule.NOTHING) != (choose_from == count) or (width and rule is not Rule.REJECTION):
@@ -150,7 +159,7 @@ def check_block(payload: bytes | memoryview, step: Step) -> _Head:
     size = drawn_at + 8 * width * drafts
     if len(payload) != size:
         raise FrameError(f"A block for {count} nodes should have {size} bytes and has {len(payload)}.")
-    return _Head(rule, width, choose_from, layer, drafts, tokens_at, drawn_at)
+    return _Head(rule, width, choose_from, layer, named, drafts, tokens_at, drawn_at)
 
 
 def read_block(payload: bytes | memoryview, step: Step) -> Block:
@@ -169,6 +178,7 @@ def read_block(payload: bytes | memoryview, step: Step) -> Block:
             _read_drawn(payload, head.drawn_at + 8 * head.width * index, head.width)
             for index in range(head.drafts)
         ),
+        head.likely,
     )
 
 
@@ -192,26 +202,48 @@ def _read_drawn(payload: bytes | memoryview, at: int, width: int) -> Distributio
         raise FrameError(str(error)) from None
 
 
-def write_verdict(choices: Sequence[int], states: bytes | memoryview = b"") -> bytes:
-    """The payload of a result."""
-    return b"".join((struct.pack(f"<{len(choices)}i", *choices), states))
+@dataclass(frozen=True)
+class Verdict:
+    """What a result holds: ``likely`` has a row for each choice, or is empty; ``states`` are bytes."""
+
+    choices: tuple[int, ...]
+    likely: tuple[Row, ...] = ()
+    states: bytes | memoryview = b""
 
 
-def read_verdict(
-    payload: bytes | memoryview, step: Step, block: Block, vocab_size: int
-) -> tuple[tuple[int, ...], memoryview]:
-    """The choices, and the bytes of the hidden states after them.
+def write_verdict(verdict: Verdict) -> bytes:
+    """The payload of a result. All rows of ``likely`` have one length."""
+    named = [one for row in verdict.likely for one in row]
+    return b"".join(
+        (
+            struct.pack(f"<{len(verdict.choices)}i", *verdict.choices),
+            struct.pack(f"<{len(named)}I", *(token for token, _ in named)),
+            struct.pack(f"<{len(named)}e", *(share for _, share in named)),
+            verdict.states,
+        )
+    )
 
-    Raises :class:`FrameError` if a choice is missing or no token of the model. After a node that is certain
-    there has to be one.
-    """
+
+def read_verdict(payload: bytes | memoryview, step: Step, block: Block, vocab_size: int) -> Verdict:
+    """Raises :class:`FrameError` if a choice is missing or no token of the model, or what is named beside it
+    is none or has no share. After a node that is certain there has to be a choice."""
     count = len(step) - block.choose_from
-    if len(payload) < 4 * count:
+    named = count * block.likely
+    if len(payload) < 4 * count + LIKELY_BYTES * named:
         raise FrameError(f"A verdict on {count} nodes has {len(payload)} bytes only.")
     choices = struct.unpack_from(f"<{count}i", payload)
-    if not all(UNDECIDED <= choice < vocab_size for choice in choices):
+    tokens = struct.unpack_from(f"<{named}I", payload, 4 * count)
+    shares = struct.unpack_from(f"<{named}e", payload, 4 * (count + named))
+    if (
+        not all(UNDECIDED <= choice < vocab_size for choice in choices)
+        or max(tokens, default=0) >= vocab_size
+    ):
         raise FrameError("A verdict holds a token that the model does not have.")
+    if not all(0 <= share <= 1 for share in shares):  # a comparison with NaN is false
+        raise FrameError("A verdict names a token with a share that is none.")
     needed = (node - block.choose_from for node in certain(step, block, choices) if node >= block.choose_from)
     if any(choices[place] == UNDECIDED for place in needed):
         raise FrameError("A verdict ends before the path that it accepts.")
-    return choices, memoryview(payload)[4 * count :]
+    pairs = tuple(zip(tokens, shares, strict=True))
+    rows = tuple(pairs[at : at + block.likely] for at in range(0, named, block.likely or 1))
+    return Verdict(choices, rows, memoryview(payload)[4 * count + LIKELY_BYTES * named :])
