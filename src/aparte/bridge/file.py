@@ -22,7 +22,7 @@ SHIPPED = Path(__file__).with_name("shipped")
 
 @dataclass(frozen=True)
 class Bridge:
-    """The network, in the precision of its model's parts, and its draft vocabulary ``[V']``, increasing.
+    """The network, and its draft vocabulary ``[V']``, increasing.
 
     Its layer was built as the model's layer number ``layer``.
     """
@@ -46,10 +46,17 @@ def save_bridge(path: Path, net: BridgeNet, draft_ids: torch.Tensor, model: Fing
 
 
 def load_bridge(path: Path, blueprint: Blueprint, cut: Cut) -> Bridge:
-    """The bridge in ``path``, for the model and cut at hand.
+    """The bridge in ``path``, for the model and cut at hand, in the numbers that it computes with.
 
     Raises :class:`MismatchError` if it was trained for others, :class:`CheckpointError` if it is none.
     """
+    bridge = read_bridge(path, blueprint, cut)
+    convert(bridge.net, blueprint.precision, fused=blueprint.fused)
+    return bridge
+
+
+def read_bridge(path: Path, blueprint: Blueprint, cut: Cut) -> Bridge:
+    """The same as it was trained, in float32."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -68,9 +75,7 @@ def load_bridge(path: Path, blueprint: Blueprint, cut: Cut) -> Bridge:
         ) from error
     if not len(draft_ids) or int(draft_ids.min()) < 0 or int(draft_ids.max()) >= blueprint.vocab_size:
         raise CheckpointError(f"{path} names tokens that the model does not have. Train the bridge again.")
-    net.eval().requires_grad_(False)
-    convert(net, blueprint.precision, fused=blueprint.fused)
-    return Bridge(net, draft_ids, layer)
+    return Bridge(net.eval().requires_grad_(False), draft_ids, layer)
 
 
 def _check(path: Path, header: dict[str, str], model: Fingerprint) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from aparte.bridge.corpus import write_corpus
-from aparte.bridge.file import bridge_path, load_bridge, save_bridge
+from aparte.bridge.file import bridge_path, read_bridge, save_bridge
 from aparte.bridge.net import BridgeNet
 from aparte.bridge.questions import read_paragraphs
 from aparte.bridge.teacher import Teacher
@@ -109,7 +109,7 @@ class Workshop:
         data = Conversations(shards, self.recipe.held_out_rows)
         net, draft_ids = self.new_net(data), None
         if self.start is not None:
-            found = load_bridge(self.start, self.blueprint, self.cut)
+            found = read_bridge(self.start, self.blueprint, self.cut)
             net.load_state_dict(found.net.state_dict())
             draft_ids = found.draft_ids
         trainer = Trainer(self.teacher, net, data, self.recipe, self.work, draft_ids)
