@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from pathlib import Path
 
 from aparte.cli.setup import connect, load_models
 from aparte.config import DEFAULT_MODEL, Sampling, Stopping
@@ -33,22 +32,18 @@ MORE = (
     "Write a dialogue between a cat and a dog.",
     "Compare solar and wind power in a table.",
 )
-#: Prompts about passages, and short ones of other tasks.
-TEXTS = Path(__file__).with_name("calibration_texts.txt")
 DECODING = Decoding("auto", max_nodes=24, in_flight=1)
 #: A model drafts as far ahead as the link makes worth while, so there has to be one.
 RTT_MS = 80.0
 
 
 def main() -> None:
-    texts = TEXTS.read_text(encoding="utf-8").strip().split("\n---\n")
     totals: Counts = defaultdict(lambda: (0.0, 0.0))
     connection = Connection(DEFAULT_MODEL, rtt_ms=RTT_MS)
     with connect(connection) as writer:
         models = load_models(DECODING, connection, writer)
-        prompts = (*PROMPTS, *MORE, *texts)
-        for number, prompt in enumerate(prompts, start=1):
-            print(f"{number}/{len(prompts)}")
+        for number, prompt in enumerate((*PROMPTS, *MORE), start=1):
+            print(f"{number}/{len(PROMPTS) + len(MORE)}")
             writer.forget()
             drafter = make_drafter(DECODING, models=models)
             assert isinstance(drafter, Merged)
