@@ -1,6 +1,7 @@
 """Measure how often each kind of candidate is right, and write the drafters' starting point.
 
     .venv/bin/python benchmarks/calibration.py
+    .venv/bin/python benchmarks/calibration.py --merged
 
 Runs the default model on the project's own prompts (none of any benchmark) and writes
 ``src/aparte/speculate/priors.json``: per kind of candidate, trials and hits.
@@ -8,6 +9,7 @@ Runs the default model on the project's own prompts (none of any benchmark) and 
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import defaultdict
 
@@ -15,10 +17,11 @@ from aparte.cli.setup import connect, load_models
 from aparte.config import DEFAULT_MODEL, Sampling, Stopping
 from aparte.connection import Connection
 from aparte.measure.prompts import PROMPTS
-from aparte.speculate.calibration import PRIORS, Calibration, Counts
+from aparte.speculate.calibration import FADE, PRIORS, Calibration, Counts, scaled
 from aparte.speculate.drafter import make_drafter
-from aparte.speculate.merge import Merged
+from aparte.speculate.merge import MERGED, Merged
 from aparte.speculate.settings import Decoding
+from aparte.speculate.source import Candidate
 
 MORE = (
     "Explain how a bicycle stays upright.",
@@ -37,7 +40,21 @@ DECODING = Decoding("auto", max_nodes=24, in_flight=1)
 RTT_MS = 80.0
 
 
-def main() -> None:
+class Counting(Calibration):
+    """Adds up what is recorded, beside learning from it."""
+
+    def __init__(self, totals: Counts, start: Counts, fade: float) -> None:
+        super().__init__(start, fade)
+        self._totals = totals
+
+    def record(self, candidate: Candidate, hit: bool) -> None:
+        super().record(candidate, hit)
+        trials, hits = self._totals[candidate.kind]
+        self._totals[candidate.kind] = (trials + 1, hits + hit)
+
+
+def count(start: Counts, fade: float) -> Counts:
+    """Trials and hits of all kinds, each answer beginning with ``start``."""
     totals: Counts = defaultdict(lambda: (0.0, 0.0))
     connection = Connection(DEFAULT_MODEL, rtt_ms=RTT_MS)
     with connect(connection) as writer:
@@ -47,7 +64,7 @@ def main() -> None:
             writer.forget()
             drafter = make_drafter(DECODING, models=models)
             assert isinstance(drafter, Merged)
-            drafter.calibration = Calibration(start={}, fade=1.0)
+            drafter.calibration = Counting(totals, start, fade)
             writer.complete(
                 writer.codec.encode_chat([{"role": "user", "content": prompt}]),
                 drafter,
@@ -55,11 +72,22 @@ def main() -> None:
                 decoding=DECODING,
                 stopping=Stopping(max_new_tokens=128),
             )
-            for kind, (trials, hits) in drafter.calibration.counts.items():
-                totals[kind] = (totals[kind][0] + trials, totals[kind][1] + hits)
+    return totals
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--merged", action="store_true", help="keep what is there of single sources")
+    if parser.parse_args().merged:
+        single = {tuple(kind): (trials, hits) for kind, trials, hits in json.loads(PRIORS.read_text())}
+    else:
+        single = count({}, 1.0)
+    single = {kind: counts for kind, counts in single.items() if kind[0] != MERGED}
+    # What is made of the sources' estimates is measured with these in place.
+    merged = {kind: counts for kind, counts in count(scaled(single), FADE).items() if kind[0] == MERGED}
     rows = [
         [list(kind), trials, hits]
-        for kind, (trials, hits) in sorted(totals.items(), key=lambda item: str(item))
+        for kind, (trials, hits) in sorted((single | merged).items(), key=lambda item: str(item))
     ]
     PRIORS.write_text("[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n", encoding="utf-8")
 

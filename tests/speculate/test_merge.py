@@ -292,3 +292,15 @@ def test_agreement_counts_and_the_sure_one_is_not_scaled_down() -> None:
     together = chances(sure, unsure, other)
     assert together == pytest.approx({1: 0.9, 2: 0.1 * 0.6})
     assert sum(together.values()) <= 1
+
+
+def test_sources_that_err_together_are_found_out() -> None:
+    """Both name the same token, which is right every other time: to each other they are no confirmation."""
+    drafter = Merged([Fixed("a", (1,), 0.5), Fixed("b", (1,), 0.5)])
+    drafter.calibration = Calibration(start={})
+    first = drafter.propose([9], 1).probabilities[0]
+    assert first == pytest.approx(0.75)
+    for number in range(200):
+        tree = drafter.propose([9, number], 1)
+        drafter.observe(outcome(tree, (1 if number % 2 else 2, 3)))
+    assert drafter.propose([9], 1).probabilities[0] == pytest.approx(0.5, abs=0.05)

@@ -45,9 +45,14 @@ class Calibration:
 
 @functools.cache
 def measured_before() -> Counts:
-    """The starting point, each kind scaled to :data:`START_WEIGHT` trials at most."""
-    counts: Counts = {}
-    for kind, trials, hits in json.loads(PRIORS.read_text(encoding="utf-8")):
-        scale = min(1.0, START_WEIGHT / trials)
-        counts[tuple(kind)] = (scale * trials, scale * hits)
-    return counts
+    """The starting point."""
+    rows = json.loads(PRIORS.read_text(encoding="utf-8"))
+    return scaled({tuple(kind): (trials, hits) for kind, trials, hits in rows})
+
+
+def scaled(counts: Counts) -> Counts:
+    """Each kind with :data:`START_WEIGHT` trials at most."""
+    return {
+        kind: (trials * min(1.0, START_WEIGHT / trials), hits * min(1.0, START_WEIGHT / trials))
+        for kind, (trials, hits) in counts.items()
+    }

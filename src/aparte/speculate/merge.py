@@ -8,6 +8,7 @@ budget can cut anywhere.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,10 @@ from aparte.speculate.tree import BELOW_ROOT, DraftTree
 
 #: Nodes less likely than this are never worth a place.
 MIN_PROBABILITY = 0.001
+#: Classes of merged chances.
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+#: The name of their kinds.
+MERGED = "merged"
 
 
 @dataclass
@@ -28,6 +33,8 @@ class _Proposal:
 
     context: tuple[int, ...]
     said: dict[int, list[list[Candidate]]] = field(default_factory=dict)
+    #: What came of that for each token, as a candidate of its own.
+    merged: dict[int, list[Candidate]] = field(default_factory=dict)
     children: dict[tuple[int, int], int] = field(default_factory=dict)
     #: For each node, the product of the largest single estimates along its path.
     alone: list[float] = field(default_factory=list)
@@ -56,7 +63,8 @@ class Merged:
 
         def expand(node: int, places: list[Any], probability: float) -> None:
             nonlocal age
-            for token, chance in self._ask(proposal, node, places).items():
+            merged = proposal.merged[node] = self._ask(proposal, node, places)
+            for token, chance in self._settled(merged):
                 path_probability = probability * chance
                 if path_probability >= MIN_PROBABILITY:
                     age += 1
@@ -85,7 +93,7 @@ class Merged:
         # The loop may have cut the tree, so the path is followed by its tokens, not by node numbers.
         node = BELOW_ROOT
         for depth, choice in enumerate(outcome.accepted.tokens):
-            for candidates in proposal.said.get(node, ()):
+            for candidates in (*proposal.said.get(node, ()), proposal.merged.get(node, ())):
                 for candidate in candidates:
                     if depth >= outcome.known:  # what came out before was counted then
                         self.calibration.record(candidate, candidate.token == choice)
@@ -125,16 +133,18 @@ class Merged:
             (self.calibration.probability(one) for one in candidates if one.token == token), default=0.0
         )
 
-    def _ask(self, proposal: _Proposal, node: int, places: list[Any]) -> dict[int, float]:
+    def _ask(self, proposal: _Proposal, node: int, places: list[Any]) -> list[Candidate]:
         """Every source's candidates below ``node``, each with its chance beside all others.
 
         Estimates are made one by one. Sources that agree count as if they were wrong independently of each
         other; and as there is one next token, a less likely one gets of its chance what the likelier ones
-        leave. Scaling all of them down instead would take most from those that are sure.
+        leave. Scaling all of them down instead would take most from those that are sure. As sources err
+        together more often than that supposes, what comes out is calibrated once more (:meth:`_settled`).
         """
         said = [source.candidates(place) for source, place in zip(self._sources, places, strict=True)]
         proposal.said[node] = said
         wrong: dict[int, float] = {}
+        agreeing: dict[int, int] = {}
         for candidates in said:
             best: dict[int, float] = {}
             for candidate in candidates:
@@ -142,8 +152,24 @@ class Merged:
                 best[candidate.token] = max(chance, best.get(candidate.token, 0.0))
             for token, chance in best.items():
                 wrong[token] = wrong.get(token, 1.0) * (1 - chance)
-        chances, left = {}, 1.0
+                agreeing[token] = agreeing.get(token, 0) + 1
+        merged, left, deep = [], 1.0, int(node != BELOW_ROOT)
         for token, missed in sorted(wrong.items(), key=lambda item: item[1]):
-            chances[token] = left * (1 - missed)
+            chance = left * (1 - missed)
+            kind = (MERGED, bisect_right(_EDGES, chance), min(3, agreeing[token]), deep)
+            merged.append(Candidate(token, kind, chance))
             left *= missed
-        return chances
+        return merged
+
+    def _settled(self, merged: list[Candidate]) -> list[tuple[int, float]]:
+        """Tokens with what is made of their merged chances: how often those of that size, on which so many
+        sources agreed, were right. Together they are 1 at most."""
+        chances = sorted(
+            ((self.calibration.probability(candidate), candidate.token) for candidate in merged),
+            key=lambda pair: -pair[0],
+        )
+        settled, left = [], 1.0
+        for chance, token in chances:
+            settled.append((token, min(chance, left)))
+            left = max(0.0, left - chance)
+        return settled
