@@ -158,7 +158,8 @@ class VerifierSession(Session):
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[n, D] -> [n, V]``. Raises :class:`WireOverflowError` rather than choose by what is no number."""
         logits = self._head(hidden)
-        if not bool(torch.isfinite(logits).all()):
+        # Their sum tells, twenty times as fast, unless it is too large for its format itself.
+        if not bool(torch.isfinite(logits.sum())) and not bool(torch.isfinite(logits).all()):
             raise WireOverflowError(
                 "The model's logits are not finite numbers. With --dtype float16 use bfloat16 or float32; "
                 "otherwise the checkpoint is damaged."
