@@ -22,6 +22,9 @@ DtypeName = Literal["auto", "packed16", "int8", "nf4", "float32", "bfloat16", "f
 KvName = Literal["model", "float16", "float8", "int8"]
 WireName = Literal["auto", "float16", "bfloat16", "float32"]
 
+#: Weights that share a scale in ``nf4``, and bytes of a weight with its part of the scale.
+NF4_GROUP = 64
+NF4_BYTES = 0.5 + 4 / NF4_GROUP
 #: Where the model is: divided, whole behind a link, or whole on this machine.
 TARGETS = ("split", "draft", "local")
 #: In which order several clouds are asked: as they are given, or the nearest first.

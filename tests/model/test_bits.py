@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from aparte.config import Compute, Cut
+from aparte.config import NF4_BYTES, NF4_GROUP, Compute, Cut
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.measure.verify import Reference, write_split
 from aparte.model import bits
-from aparte.model.bits import GROUP, NF4_BYTES, GpuInt8Linear, Nf4Linear, quantise_linears
+from aparte.model.bits import GpuInt8Linear, Nf4Linear, quantise_linears
 from aparte.model.checkpoint import Checkpoint
 from aparte.model.parts import Blueprint
 from aparte.model.precision import Precision
@@ -82,7 +82,7 @@ def test_4_bits_multiply_by_the_rounded_weights(kind: torch.dtype) -> None:
     assert got.dtype == kind
     assert torch.allclose(got.float(), expected, atol=1e-4 if kind == torch.float32 else 0.2)
     held = linear._weight.nbytes + linear._state.absmax.nbytes
-    assert held == weight.numel() / 2 + 4 * weight.numel() / GROUP == weight.numel() * NF4_BYTES
+    assert held == weight.numel() / 2 + 4 * weight.numel() / NF4_GROUP == weight.numel() * NF4_BYTES
 
 
 def test_every_linear_is_replaced() -> None:

@@ -85,6 +85,7 @@ class Workshop:
         folder = self.blueprint.checkpoint.folder
         fingerprint = take_fingerprint(self.blueprint, self.cut, self.name)
         paragraphs = read_paragraphs(self.texts)
+        begun = None if self.start is None else read_bridge(self.start, self.blueprint, self.cut)
         settings = {"model": fingerprint.to_json(), "tokens": tokens, "recipe": asdict(self.recipe)}
         if paragraphs:
             settings["texts"] = digest(paragraphs)
@@ -107,11 +108,10 @@ class Workshop:
             )
         )
         data = Conversations(shards, self.recipe.held_out_rows)
-        net, draft_ids = self.new_net(data), None
-        if self.start is not None:
-            found = read_bridge(self.start, self.blueprint, self.cut)
-            net.load_state_dict(found.net.state_dict())
-            draft_ids = found.draft_ids
+        net = self.new_net(data)
+        if begun is not None:
+            net.load_state_dict(begun.net.state_dict())
+        draft_ids = None if begun is None else begun.draft_ids
         trainer = Trainer(self.teacher, net, data, self.recipe, self.work, draft_ids)
 
         def reported(line: Report) -> None:

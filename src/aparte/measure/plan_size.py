@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aparte.config import Cut, DtypeName
+from aparte.config import NF4_BYTES, Cut, DtypeName
 from aparte.errors import CheckpointError
-from aparte.model.bits import NF4_BYTES
 
 GB = 1e9
 #: Python, torch and what they load. An assumption: some 0.3 GB on a CPU, 0.5 GB with a CUDA context.

@@ -16,12 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from aparte.config import NF4_GROUP
 from aparte.errors import UserError
 
-#: Weights that share a scale in 4 bits.
-GROUP = 64
-#: Bytes of a weight in 4 bits, its part of the scale included.
-NF4_BYTES = 0.5 + 4 / GROUP
 _TINY = 1e-30
 _LEVELS = 127
 
@@ -89,7 +86,7 @@ class Nf4Linear(BitsLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device) -> None:
         super().__init__(weight, bias, device)
         self._weight, self._state = self._library.functional.quantize_4bit(
-            weight.detach().to(device).contiguous(), blocksize=GROUP, quant_type="nf4"
+            weight.detach().to(device).contiguous(), blocksize=NF4_GROUP, quant_type="nf4"
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from aparte.config import Compute, DtypeName, KvName
+from aparte.config import NF4_BYTES, Compute, DtypeName, KvName
 from aparte.errors import UserError
-from aparte.model.bits import NF4_BYTES, library, quantise_linears
+from aparte.model.bits import library, quantise_linears
 from aparte.model.fuse import fuse
 from aparte.model.invariant import fix_rows
 from aparte.model.linear import FBGEMM, PACKED_WIDTH, Linears, pack_linears, packed_available
