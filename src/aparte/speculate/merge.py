@@ -22,7 +22,7 @@ from aparte.speculate.tree import BELOW_ROOT, DraftTree
 #: Nodes less likely than this are never worth a place.
 MIN_PROBABILITY = 0.001
 #: Classes of merged chances.
-_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 #: The name of their kinds.
 MERGED = "merged"
 
