@@ -78,6 +78,13 @@ class TestSizes:
         assert eight.head == half.head / 2
         assert eight.layers == half.layers / 2
 
+    def test_in_4_bits_embedding_and_head_stay_in_16(self) -> None:
+        shape = Shape.of(look_up("mistral-7b").config, "mistral-7b")
+        half, four = (device_memory(shape, Cut(), dtype, 1000) for dtype in ("bfloat16", "nf4"))
+        assert (four.embedding, four.kv) == (half.embedding, half.kv)
+        assert four.head == pytest.approx(half.head, rel=1e-3)
+        assert four.layers == half.layers * 4.5 / 16
+
     def test_packed_linears_cache_in_float32(self) -> None:
         shape = Shape.of(look_up("mistral-7b").config, "7B")
         packed, half = (device_memory(shape, Cut(), dtype, 1000) for dtype in ("packed16", "bfloat16"))

@@ -96,7 +96,8 @@ def find_bridge(name: str, cut: Cut) -> Path | None:
     trained = bridge_path(name, cut)
     if trained.exists():
         return trained
-    return shipped_bridge(name) if name == DEFAULT_MODEL and cut == Cut() else None
+    shipped = shipped_bridge(name) if name == DEFAULT_MODEL and cut == Cut() else None
+    return shipped if shipped and shipped.exists() else None
 
 
 def shipped_bridge(name: str) -> Path:

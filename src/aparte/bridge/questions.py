@@ -1,8 +1,8 @@
 """How questions begin in the conversations that a model writes with itself.
 
 Half of them begin with words of ours, for variety, and go on in the model's own; the others are its own
-alone. With texts of the user's, half are instead about a passage of these, which is quoted whole: models
-copy from what they were given, and a bridge learns that from seeing it.
+alone. With texts of the user's, half are instead about a passage that is quoted from these: models copy from
+what they were given, and a bridge learns that from seeing it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 
 from aparte.bridge.openers import ABOUT_TEXT, OPENERS
 from aparte.errors import UserError
+from aparte.privacy.texts import read_text
 from aparte.text.tokenizer import Codec
 
-#: Tokens of a passage. Longer ones are cut at the end of a sentence or where this many are reached.
+#: Tokens of a passage, drawn between these: whole paragraphs, the last one cut.
 LEAST, MOST = 48, 400
 #: Paragraphs with fewer characters are headings more often than text.
 _LEAST_CHARACTERS = 120
@@ -61,13 +62,8 @@ class Questions:
 
 def read_paragraphs(files: Sequence[Path]) -> list[str]:
     """Lines of ``files`` that are long enough to be text. Raises :class:`UserError` if there are none."""
-    found: list[str] = []
-    for file in files:
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"The text in {file} cannot be read: {error}.") from None
-        found += [line.strip() for line in lines if len(line.strip()) >= _LEAST_CHARACTERS]
+    lines = (line.strip() for file in files for line in read_text(file).splitlines())
+    found = [line for line in lines if len(line) >= _LEAST_CHARACTERS]
     if files and not found:
         raise UserError(
             f"There is no line of {_LEAST_CHARACTERS} characters or more in {files[0]}. Give plain text with "

@@ -18,6 +18,7 @@ from torch import nn
 
 from aparte.config import NF4_GROUP
 from aparte.errors import UserError
+from aparte.model.linear import replace_linears
 
 _TINY = 1e-30
 _LEVELS = 127
@@ -105,8 +106,4 @@ def bits_linear(
 
 def quantise_linears(module: nn.Module, name: str, device: torch.device) -> None:
     """Replace every ``nn.Linear`` below ``module``, freeing the original as it goes."""
-    for child_name, child in module.named_children():
-        if type(child) is nn.Linear:
-            setattr(module, child_name, bits_linear(child.weight, child.bias, name, device))
-        else:
-            quantise_linears(child, name, device)
+    replace_linears(module, lambda linear: bits_linear(linear.weight, linear.bias, name, device))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -130,8 +131,13 @@ def packed_available() -> bool:
 
 def pack_linears(module: nn.Module, linears: Linears = "packed16") -> None:
     """Replace every ``nn.Linear`` below ``module`` by a packed one, freeing the original as it goes."""
+    replace_linears(module, lambda linear: packed_linear(linear.weight, linear.bias, linears))
+
+
+def replace_linears(module: nn.Module, replacement: Callable[[nn.Linear], nn.Module]) -> None:
+    """Replace every ``nn.Linear`` below ``module``, one after the other."""
     for name, child in module.named_children():
         if type(child) is nn.Linear:
-            setattr(module, name, packed_linear(child.weight, child.bias, linears))
+            setattr(module, name, replacement(child))
         else:
-            pack_linears(child, linears)
+            replace_linears(child, replacement)
