@@ -32,7 +32,6 @@ from aparte.errors import (
     UserError,
 )
 from aparte.fingerprint import Fingerprint
-from aparte.pin import PinnedContext
 from aparte.wire.frames import (
     MAX_HEADER_BYTES,
     MAX_NODES,
@@ -47,6 +46,7 @@ from aparte.wire.frames import (
 from aparte.wire.link import error_from, printable
 from aparte.wire.record import Tape
 from aparte.wire.ssh_address import SshAddress, is_ssh
+from aparte.wire.tls import client_context
 from aparte.wire.tunnel import tunnel_to
 
 PING_INTERVAL_S = 20.0
@@ -332,13 +332,3 @@ class WebSocketLink:
             return LinkError(f"{self.where} took nothing for {self._settings.step_timeout_s:g} s.")
         reason = printable(error.rcvd.reason) if error.rcvd else ""
         return LinkError(f"{self.where} went away{f' ({reason})' if reason else ''}.")
-
-
-def client_context(ca_file: Path | None, pins: Sequence[str]) -> ssl.SSLContext:
-    """How a device does TLS: with whoever has a pinned certificate, else one of an authority."""
-    if pins:
-        return PinnedContext.of(pins)
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise UserError(f"{ca_file} is not a readable PEM certificate ({error}).") from None
