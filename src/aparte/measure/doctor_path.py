@@ -17,8 +17,8 @@ from aparte.config import LinkSettings
 from aparte.errors import LinkError
 from aparte.fingerprint import Fingerprint
 from aparte.wire.ssh_address import SshAddress, is_ssh
-from aparte.wire.tunnel import Tunnel, tunnel_to
 from aparte.wire.tls import client_context
+from aparte.wire.tunnel import Tunnel, tunnel_to
 from aparte.wire.websocket import WebSocketLink
 
 
