@@ -34,7 +34,8 @@ class SlotCache:
     ) -> None:
         """Buffers come from ``slab``; without one the cache has memory of its own."""
         slab = slab or Slab(keep=False)
-        self._first_layer = first_layer
+        #: Number of the first layer in the model.
+        self.first_layer = first_layer
         self._max_rows = max_rows
         self._keys = [make_rows(kv, slab) for _ in range(layers)]
         self._values = [make_rows(kv, slab) for _ in range(layers)]
@@ -57,6 +58,15 @@ class SlotCache:
     def largest_buffer(self) -> int:
         """Bytes of the largest buffer, which is there beside a larger one for a moment of growth."""
         return max(rows.nbytes for rows in (*self._keys, *self._values))
+
+    def buffers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of every layer, ``[1, H, capacity, head_dim]``, for whoever stores there himself.
+
+        None at all while the cache is empty, or if attention is not given what lies in them.
+        """
+        pairs = [(keys.whole, values.whole) for keys, values in zip(self._keys, self._values, strict=True)]
+        there = [(keys, values) for keys, values in pairs if keys is not None and values is not None]
+        return there if len(there) == len(pairs) else []
 
     @property
     def in_pass(self) -> bool:
@@ -112,7 +122,7 @@ class SlotCache:
         layout = self._layout
         if layout is None or keys.shape[2] != layout.total - layout.first_row:
             raise SlotError("A layer stores a different number of nodes than the step announced.")
-        index = layer_idx - self._first_layer
+        index = layer_idx - self.first_layer
         return (
             self._store(self._keys[index], keys, layout),
             self._store(self._values[index], values, layout),

@@ -40,6 +40,11 @@ class Rows:
         return 0 if self._buffer is None else self._buffer.shape[2]
 
     @property
+    def whole(self) -> torch.Tensor | None:
+        """The buffer, if attention is given what lies in it; None if there is none."""
+        return self._buffer if self._dtype is None else None
+
+    @property
     def device(self) -> torch.device | None:
         """Where the rows lie; None while there are none."""
         return None if self._buffer is None else self._buffer.device

@@ -8,7 +8,7 @@ per kind of layer (paper A, section 4.2, has the client send these; here they ne
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,12 @@ from aparte.config import KvName
 from aparte.errors import SlotError
 from aparte.model import attention
 from aparte.model.cache import SlotCache
+from aparte.model.inputs import Inputs, joined, mask, sees_all
 from aparte.model.invariant import Visible
 from aparte.model.ragged import SharedCache
 from aparte.model.slab import Slab
 from aparte.model.tree import Layout
+from aparte.model.windows import Windows
 from aparte.step import Step
 
 
@@ -47,16 +49,6 @@ class Output:
     tapped: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What the layers are given, of one session or of several."""
-
-    states: torch.Tensor  # [1, n, D]
-    positions: torch.Tensor  # [1, n]
-    rotary: Mapping[str | None, tuple[torch.Tensor, ...]]  # cosines and sines, [1, n, head_dim], by kind
-    masks: Mapping[int | None, Any]  # by sliding window
-
-
 class Stage:
     """Decoder layers ``first_layer ..`` with their rotary embedding; caches are per session."""
 
@@ -75,13 +67,15 @@ class Stage:
         cache_name: str = "cache",
         kv: KvName = "model",
         invariant: bool = False,
+        recordings: Windows | None = None,
     ) -> None:
         """``windows[i]`` is the sliding window of the i-th layer of this stage, None for full attention.
 
         ``rotary_kinds[i]`` is what ``rotary`` calls that layer's kind, in models where it asks; texts of more
         than ``rotary_switch`` tokens, which begin at that slot, get other embeddings from it. Layers take
         their cache as the argument ``cache_name``, which keeps keys and values as ``kv`` says. With
-        ``invariant`` the layers' attention takes :class:`~aparte.model.invariant.Visible` as a mask.
+        ``invariant`` the layers' attention takes :class:`~aparte.model.invariant.Visible` as a mask. Steps
+        of few nodes are recorded if there are ``recordings``.
         """
         self._layers = layers
         self._rotary = rotary
@@ -91,6 +85,7 @@ class Stage:
         self._cache_name = cache_name
         self._kv: KvName = kv
         self._invariant = invariant
+        self.recordings = recordings
         self._first_layer = first_layer
         self.max_context = max_context
         self.dtype = dtype
@@ -112,6 +107,7 @@ class Stage:
         part._layers = nn.ModuleList(list(self._layers)[chosen])
         part._first_layer = layers.start
         part._windows, part._kinds = self._windows[chosen], self._kinds[chosen]
+        part.recordings = self.recordings and Windows(self.recordings.record)
         return part
 
     def new_cache(self, max_pending: int = 4096, slab: Slab | None = None) -> SlotCache:
@@ -130,8 +126,14 @@ class Stage:
     def forward_one(self, item: Item) -> Output:
         """:meth:`forward` for a session that may want the output of another layer, too."""
         try:
-            inputs = self._inputs(item)
-            outputs = self._run(inputs, item.cache, () if item.tap is None else (item.tap,))
+            layout = self._begin(item)
+            if self.recordings and item.tap is None:
+                window = self.recordings.find(item.cache, layout)
+                if window is not None:
+                    return Output(window.run(self._staged(item, layout), layout, self._last))
+            outputs = self._run(
+                self._inputs(item, layout), item.cache, () if item.tap is None else (item.tap,)
+            )
             return self._output(item, outputs, slice(None))
         finally:
             item.cache.end()
@@ -151,42 +153,58 @@ class Stage:
 
     def _forward_many(self, items: Sequence[Item]) -> list[Output | Exception]:
         results: dict[int, Output | Exception] = {}
-        inputs: dict[int, _Inputs] = {}
+        inputs: dict[int, Inputs] = {}
         for index, item in enumerate(items):
             try:
-                inputs[index] = self._inputs(item)
+                inputs[index] = self._inputs(item, self._begin(item))
             except Exception as error:
                 results[index] = error
         if inputs:
             rows = [len(items[index].step) for index in inputs]
             cache = SharedCache([items[index].cache for index in inputs], rows)
             taps = {tap for index in inputs if (tap := items[index].tap) is not None}
-            outputs = self._run(_joined(list(inputs.values())), cache, taps)
+            outputs = self._run(joined(list(inputs.values())), cache, taps)
             end = 0
             for index, count in zip(inputs, rows, strict=True):
                 end += count
                 results[index] = self._output(items[index], outputs, slice(end - count, end))
         return [results[index] for index in range(len(items))]
 
-    def _inputs(self, item: Item) -> _Inputs:
+    def _begin(self, item: Item) -> Layout:
         """Apply the step to the session's cache; what is left to do is what all sessions can share."""
         if item.tap is not None and item.tap not in self.layer_indices:
             raise SlotError(f"Layer {item.tap} is not among those of this stage.")
-        layout = item.cache.begin(item.step)
+        return item.cache.begin(item.step)
+
+    def _inputs(self, item: Item, layout: Layout) -> Inputs:
         states = item.hidden.to(self.device, self.dtype).unsqueeze(0)
         positions = torch.tensor([layout.positions], device=self.device)
-        long = self._is_long(item.cache, layout)
-        return _Inputs(
-            states,
+        return Inputs(states, positions, self._rotaries(item, layout, positions), self._masks(layout))
+
+    def _staged(self, item: Item, layout: Layout) -> Inputs:
+        """What a recording copies to its own places: states and masks from wherever they are."""
+        positions = torch.tensor([layout.positions], device=self.device)
+        host = torch.device("cpu")
+        return Inputs(
+            item.hidden.to(self.dtype).unsqueeze(0),
             positions,
-            # Session by session: some rotary embeddings depend on the longest sequence they are given.
-            {kind: self._rotate(states, positions, kind, long) for kind in set(self._kinds)},
-            {window: self._mask(layout, positions[0], window) for window in set(self._windows)},
+            self._rotaries(item, layout, positions),
+            {window: mask(layout, window, self.dtype, host) for window in set(self._windows)},
         )
 
-    def _run(
-        self, inputs: _Inputs, cache: SlotCache | SharedCache, taps: set[int] | tuple[int, ...]
-    ) -> dict[int, torch.Tensor]:
+    def _last(self, inputs: Inputs, cache: Any) -> torch.Tensor:
+        """The output of the last layer, ``[1, n, D]``."""
+        return self._run(inputs, cache, ())[self.layer_indices.stop - 1]
+
+    def _rotaries(
+        self, item: Item, layout: Layout, positions: torch.Tensor
+    ) -> dict[str | None, tuple[torch.Tensor, ...]]:
+        """By kind; session by session, as some depend on the longest sequence they are given."""
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        long = self._is_long(item.cache, layout)
+        return {kind: self._rotate(like, positions, kind, long) for kind in set(self._kinds)}
+
+    def _run(self, inputs: Inputs, cache: Any, taps: set[int] | tuple[int, ...]) -> dict[int, torch.Tensor]:
         """The outputs, ``[1, n, D]``, of the last layer and of those in ``taps``."""
         states, outputs = inputs.states, {}
         last = self.layer_indices.stop - 1
@@ -220,49 +238,22 @@ class Stage:
         return False
 
     def _rotate(
-        self, states: torch.Tensor, positions: torch.Tensor, kind: str | None, long: bool
+        self, like: torch.Tensor, positions: torch.Tensor, kind: str | None, long: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Cosines and sines, ``[1, n, head_dim]``, at ``positions`` ``[1, n]``."""
+        """Cosines and sines, ``[1, n, head_dim]``, at ``positions`` ``[1, n]``, of the type of ``like``."""
         more = {} if kind is None else {"layer_type": kind}
         if long:  # the library decides by the largest position that it sees, so it is shown one
             positions = torch.cat([positions, positions.new_tensor([[self.rotary_switch]])], dim=1)
-        rotary: tuple[torch.Tensor, ...] = self._rotary(states, position_ids=positions, **more)
+        rotary: tuple[torch.Tensor, ...] = self._rotary(like, position_ids=positions, **more)
         return tuple(part[:, :-1] for part in rotary) if long else rotary
 
-    def _mask(
-        self, layout: Layout, positions: torch.Tensor, window: int | None
-    ) -> torch.Tensor | Visible | None:
-        """Who sees whom, ``[1, 1, n, total]``, or None if everybody sees everything.
-
-        It is added to the scores: 0 for what a node sees, -inf for the rest. A bool mask would be turned
-        into that by every layer anew. A node sees the committed prefix, its ancestors and itself; with a
-        sliding window only those closer than ``window`` positions, as ``transformers`` counts too.
-        """
-        short = window is None or max(layout.positions) < window
-        if layout.sees_everything and short and not self._invariant:
-            # One node that sees all rows: attention needs no mask. (With several nodes this can't be.)
-            return None
-        mask = torch.zeros(len(positions), layout.total, dtype=self.dtype, device=self.device)
-        hidden = torch.from_numpy(~layout.ancestors).to(self.device)
-        mask[:, layout.prefix :].masked_fill_(hidden, float("-inf"))
-        if window is not None:
-            depths = torch.cat([torch.arange(layout.prefix), torch.from_numpy(layout.pending_depths)]).to(
-                self.device
-            )
-            mask.masked_fill_(depths <= positions[:, None] - window, float("-inf"))
-        return Visible(mask) if self._invariant else mask[None, None]
-
-
-def _joined(inputs: list[_Inputs]) -> _Inputs:
-    """The rows of several sessions one after the other; their masks side by side."""
-    return _Inputs(
-        torch.cat([each.states for each in inputs], dim=1),
-        torch.cat([each.positions for each in inputs], dim=1),
-        {
-            kind: tuple(
-                torch.cat(parts, dim=1) for parts in zip(*(each.rotary[kind] for each in inputs), strict=True)
-            )
-            for kind in inputs[0].rotary
-        },
-        {window: [each.masks[window] for each in inputs] for window in inputs[0].masks},
-    )
+    def _masks(self, layout: Layout) -> dict[int | None, torch.Tensor | Visible | None]:
+        """By sliding window ``[1, 1, n, total]``, or None where attention needs none."""
+        shown: dict[int | None, torch.Tensor | Visible | None] = {}
+        for window in set(self._windows):
+            if not self._invariant and sees_all(layout, window):
+                shown[window] = None
+                continue
+            added = mask(layout, window, self.dtype, self.device)
+            shown[window] = Visible(added) if self._invariant else added[None, None]
+        return shown
