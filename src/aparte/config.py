@@ -107,6 +107,8 @@ class Compute:
     kv: KvName = "model"
     #: A node's result does not depend on the nodes computed with it, to the bit.
     batch_invariant: bool = False
+    #: Steps of few nodes are recorded as CUDA graphs.
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         one_of(self.dtype, get_args(DtypeName), "dtype")

@@ -19,11 +19,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from aparte.cloud.inprocess import InProcessLink
+from aparte.cloud.load import load_engine
+from aparte.config import Compute, Cut, Sampling
+from aparte.decode import Job, decode
+from aparte.errors import UserError
 from aparte.model import windows
 from aparte.model.parts import Blueprint, Embedding
+from aparte.model.precision import Precision, _check_graphs
 from aparte.model.stage import Item, Stage
-from aparte.model.windows import Run, Windows
-from aparte.step import ROOT, Step, chain_parents
+from aparte.model.windows import Outputs, Run, Windows
+from aparte.session import Session
+from aparte.speculate.drafter import Drafter, Nothing
+from aparte.step import Step, chain_parents
+from aparte.target.split import DeviceParts, SplitTarget
+from drafters import RandomTrees
 from random_steps import Model, draw_step
 from running import FLOAT32
 from tiny import VARIANTS, tiny_model
@@ -43,9 +53,9 @@ class Traced:
         with torch.no_grad():
             graph = make_fx(run)()
 
-        def replay() -> torch.Tensor:
+        def replay() -> Outputs:
             self.repeated += 1
-            result: torch.Tensor = graph()
+            result: Outputs = graph()
             return result
 
         return replay
@@ -121,7 +131,7 @@ def test_every_family(folder_of: Callable[[str], Path], name: str) -> None:
     assert both.traced.repeated == 10
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_trees(llama_folder: Path, data: st.DataObject) -> None:
     both, model = Twice(*loaded(llama_folder)), Model()
@@ -160,14 +170,20 @@ def test_rare_steps_and_long_ones_are_not_recorded(twice: Twice) -> None:
     assert twice.traced.made == 0
 
 
-def test_a_tapped_step_is_the_layers_business(twice: Twice) -> None:
+def test_a_layer_that_is_wanted_too(twice: Twice) -> None:
     twice.chain(3)
     for number in range(1, 5):
-        step = Step(number, 0, 2, 3, (2,))
-        hidden = twice.embed(torch.tensor([9]))
+        step, hidden = Step(number, 0, 2, 3, (2, 3)), twice.embed(torch.tensor([9, 8]))
+        expected = twice.plain.forward_one(Item(twice.caches[0], step, hidden, tap=0))
         output = twice.recorded.forward_one(Item(twice.caches[1], step, hidden, tap=0))
         assert output.tapped is not None
-    assert twice.traced.made == 0
+        assert expected.tapped is not None
+        torch.testing.assert_close(output.hidden, expected.hidden, **CLOSE)
+        torch.testing.assert_close(output.tapped, expected.tapped, **CLOSE)
+    assert twice.traced.made == 1
+    twice.same(Step(5, 0, 2, 3, (2, 3)), [9, 8])  # without: a recording of its own
+    twice.same(Step(6, 0, 2, 3, (2, 3)), [9, 8])
+    assert twice.traced.made == 2
 
 
 @pytest.mark.parametrize("kind", ["float16", "int8"])
@@ -213,3 +229,44 @@ def test_there_is_a_limit(twice: Twice, monkeypatch: pytest.MonkeyPatch) -> None
             twice.recorded.forward(cache, Step(number, 0, number - 1, number, (number - 1,)), hidden)
     assert sum(map(len, recordings._of.values())) == 3
     assert caches[0] not in recordings._of
+
+
+@pytest.mark.parametrize(
+    "drafter", [Nothing(), RandomTrees([place * 7 % 250 for place in range(60)], seed=1)]
+)
+def test_the_text_stays_the_same(llama_folder: Path, drafter: Drafter) -> None:
+    """A cloud with recordings, probed as when it starts, and a device that drafts trees."""
+    texts = []
+    for record in (None, Traced()):
+        engine = load_engine(Blueprint.open(llama_folder, FLOAT32), Cut(1, 1), "tiny")
+        engine._stage.recordings = None if record is None else Windows(record)
+        engine.probe()
+        assert record is None or (record.made, record.repeated) == (1, 1)
+        target = SplitTarget(
+            DeviceParts(Blueprint.open(llama_folder, FLOAT32), Cut(1, 1)),
+            InProcessLink(engine, "float32"),
+            "float32",
+        )
+        job = Job(tuple(range(20)), Sampling(), 40, frozenset(), 12)
+        texts.append([token for block in decode(target, Session(), drafter, job) for token in block.tokens])
+        assert record is None or record.repeated > 10
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("compute", "device", "message"),
+    [
+        (Compute(graphs=True), "cpu", "computes on cpu"),
+        (Compute(graphs=True), "mps", "computes on mps"),
+        (Compute(kv="int8", graphs=True), "cuda", "Leave it or --kv out"),
+        (Compute(batch_invariant=True, graphs=True), "cuda", "exclude each other"),
+    ],
+)
+def test_what_recordings_are_not_for(compute: Compute, device: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _check_graphs(compute, torch.device(device))
+
+
+def test_a_machine_without_a_gpu_says_so() -> None:
+    with pytest.raises(UserError, match="--graphs is for NVIDIA's GPUs"):
+        Precision.resolve(Compute(device="cpu", graphs=True))

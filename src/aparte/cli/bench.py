@@ -164,6 +164,7 @@ def step(
     device: options.DeviceOption = Compute.device,
     kv: options.Kv = Compute.kv,
     batch_invariant: options.BatchInvariant = Compute.batch_invariant,
+    graphs: options.Graphs = Compute.graphs,
     json: options.Json = False,
 ) -> None:
     """What a step costs by its number of nodes: both sides, and the unsplit model of transformers in float32.
@@ -179,7 +180,8 @@ def step(
 
     counts = _numbers("--nodes", nodes, "1,2,4,8")
     lengths = None if contexts is None else _numbers("--contexts", contexts, "256,4096")
-    folder, compute, wanted = resolve(model), Compute(dtype, device, kv, batch_invariant), Cut.parse(cut)  # type: ignore[arg-type]
+    compute = Compute(dtype, device, kv, batch_invariant, graphs)  # type: ignore[arg-type]
+    folder, wanted = resolve(model), Cut.parse(cut)
     fast, simple = (Blueprint.open(folder, compute, fused=fused) for fused in (True, False))
     longest = fast.uniform_context
     if context + max(counts) > longest:
@@ -205,6 +207,7 @@ def step(
         "dtype": fast.precision.name,
         "kv": kv,
         "batch_invariant": batch_invariant,
+        "graphs": graphs,
         "context": context,
         "threads": torch.get_num_threads(),
         "prompts": "random states, no text",

@@ -35,6 +35,12 @@ BatchInvariant = Annotated[
         help="A node's numbers do not depend on the nodes computed with it, to the bit. Slower.",
     ),
 ]
+Graphs = Annotated[
+    bool,
+    typer.Option(
+        "--graphs", help="Record steps of few nodes as CUDA graphs, which start with less delay. GPU only."
+    ),
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Cloud = Annotated[

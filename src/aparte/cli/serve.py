@@ -73,6 +73,7 @@ def serve(
     device: options.DeviceOption = Compute.device,
     kv: options.Kv = Compute.kv,
     batch_invariant: options.BatchInvariant = Compute.batch_invariant,
+    graphs: options.Graphs = Compute.graphs,
     idle: Annotated[
         float, typer.Option(metavar="S", help="Seconds after which an idle session is dropped.")
     ] = ServerLimits.idle_s,
@@ -158,7 +159,7 @@ def serve(
         raise UserError("--inner-cuts has no use with --whole, where there is no cut. Leave one out.")
     if replicas is not None and not ray:
         raise UserError("--replicas is for Ray Serve. Give --ray too, or leave it out.")
-    compute = Compute(dtype, device, kv, batch_invariant)  # type: ignore[arg-type]
+    compute = Compute(dtype, device, kv, batch_invariant, graphs)  # type: ignore[arg-type]
 
     keys, shown_token = _open_keys(tokens, token)
 

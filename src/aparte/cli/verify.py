@@ -38,6 +38,7 @@ def verify(
     device: options.DeviceOption = Compute.device,
     kv: options.Kv = Compute.kv,
     batch_invariant: options.BatchInvariant = Compute.batch_invariant,
+    graphs: options.Graphs = Compute.graphs,
     json: options.Json = False,
 ) -> None:
     """Compare MODEL unsplit, split, and split with speculation, token by token and logit by logit.
@@ -50,7 +51,7 @@ def verify(
     from aparte.config import WireName, one_of
 
     decoding = Decoding(decode, ngram, max_nodes, draft=draft, in_flight=in_flight)
-    wanted, compute = Cut.parse(cut), Compute(dtype, device, kv, batch_invariant)  # type: ignore[arg-type]
+    wanted, compute = Cut.parse(cut), Compute(dtype, device, kv, batch_invariant, graphs)  # type: ignore[arg-type]
     one_of(wire, WireName.__args__, "wire format")  # type: ignore[attr-defined]
     texts = read_prompts(prompts)
     with progress_bar(quiet=json) as progress:

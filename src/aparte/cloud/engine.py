@@ -14,6 +14,7 @@ from aparte.errors import MismatchError, UserError
 from aparte.fingerprint import Fingerprint
 from aparte.model.slab import Slab
 from aparte.model.stage import Stage
+from aparte.model.windows import WANTED
 from aparte.step import ROOT, Step
 
 
@@ -136,12 +137,17 @@ class Engine:
         return range(hosted.start + front, hosted.stop - back)
 
     def probe(self) -> None:
-        """Send one node through the whole middle, so that "ready" means it works.
+        """Send a node through the whole middle, so that "ready" means it works.
 
         Raises :class:`~aparte.errors.WireOverflowError` if what comes out is not finite.
         """
+        self._probe(bytes(self._width * 4))
+
+    def _probe(self, payload: bytes) -> None:
+        """Steps of one node each: one, or as many as it takes until they are recorded."""
         session = self.open("float32")
-        payload = bytes(self._width * 4)
-        run_alone(session, Step(number=0, epoch=0, commit=ROOT, base=0, parents=(ROOT,)), payload)
+        for number in range(1 + (WANTED if self._stage.recordings else 0)):
+            tip = number - 1 if number else ROOT
+            run_alone(session, Step(number, 0, tip, number, (tip,)), payload)
         self.row_bytes = session.row_bytes
         session.close()

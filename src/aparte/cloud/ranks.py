@@ -61,6 +61,8 @@ class Ranks:
                 "--batch-invariant has no effect with --tensor-parallel: the order in which ranks are summed "
                 "is the network's. Leave one of them out."
             )
+        if served.compute.graphs:
+            raise UserError("--graphs has no effect with --tensor-parallel. Leave one of them out.")
         self.split: Split = _Leader(self, self._size)
         self.split.check(blueprint)
         self._closing = threading.Event()

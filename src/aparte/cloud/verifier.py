@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 
-from aparte.cloud.batch import run_alone
 from aparte.cloud.engine import Engine
 from aparte.cloud.sessions import Session
 from aparte.config import Sampling, ServerLimits
@@ -25,7 +24,7 @@ from aparte.model.slab import Slab
 from aparte.model.stage import Stage
 from aparte.rejection import UNDECIDED, Noise, judge
 from aparte.sampling import choose, process
-from aparte.step import ROOT, Step
+from aparte.step import Step
 from aparte.wire.blocks import (
     HEAD_BYTES,
     NODE_BYTES,
@@ -197,11 +196,7 @@ class Verifier(Engine):
 
     def probe(self) -> None:
         """Have one token verified, so that "ready" means it works."""
-        session = self.open("float32")
-        step = Step(number=0, epoch=0, commit=ROOT, base=0, parents=(ROOT,))
-        run_alone(session, step, write_block(Block((0,), 0, Sampling())))
-        self.row_bytes = session.row_bytes
-        session.close()
+        self._probe(write_block(Block((0,), 0, Sampling())))
 
 
 def load_verifier(

@@ -41,6 +41,7 @@ from aparte.model.precision import Precision as Precision
 from aparte.model.precision import convert as convert
 from aparte.model.stage import Stage
 from aparte.model.tensor_parallel import Split
+from aparte.model.windows import Windows
 
 Progress = Callable[[str, int, int], None]
 
@@ -200,6 +201,7 @@ class Blueprint:
             device=self.precision.device,
             kv=self.precision.kv,
             invariant=self.precision.invariant,
+            recordings=Windows() if self.precision.graphs else None,
         )
 
     def ends(self) -> tuple[Embedding, Head]:

@@ -29,6 +29,8 @@ class Precision:
     kv: KvName = "model"
     #: Nodes' results do not depend on the nodes beside them (:mod:`aparte.model.invariant`).
     invariant: bool = False
+    #: Steps of few nodes are recorded (:mod:`aparte.model.windows`).
+    graphs: bool = False
 
     @property
     def name(self) -> str:
@@ -78,10 +80,12 @@ class Precision:
             raise UserError(
                 "There is no CUDA device here. Use --device cpu, or install a CUDA build of torch."
             )
+        if compute.graphs:
+            _check_graphs(compute, device)
         name: DtypeName = compute.dtype
         if name == "auto":
             name = _DEFAULTS.get(device.type, "packed16" if packed_available() else "float32")
-        more = (device, compute.kv, compute.batch_invariant)
+        more = (device, compute.kv, compute.batch_invariant, compute.graphs)
         if name == "nf4" or (name == "int8" and device.type == "cuda"):
             if device.type not in ("cpu", "cuda"):
                 raise UserError(f"dtype nf4 needs a CPU or a CUDA device, and not {device.type}.")
@@ -120,6 +124,15 @@ def _convert_rest(module: nn.Module, dtype: torch.dtype, device: torch.device) -
             for name, buffer in child.named_buffers(recurse=False):
                 kind = dtype if buffer.is_floating_point() else buffer.dtype
                 setattr(child, name, buffer.to(device, kind))
+
+
+def _check_graphs(compute: Compute, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise UserError(f"--graphs is for NVIDIA's GPUs, and this computes on {device.type}. Leave it out.")
+    if compute.kv != "model":
+        raise UserError("--graphs works with keys and values as they are computed. Leave it or --kv out.")
+    if compute.batch_invariant:
+        raise UserError("--graphs and --batch-invariant exclude each other. Leave one of them out.")
 
 
 def _pick_device() -> str:

@@ -8,6 +8,7 @@ per kind of layer (paper A, section 4.2, has the client send these; here they ne
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,13 +128,13 @@ class Stage:
         """:meth:`forward` for a session that may want the output of another layer, too."""
         try:
             layout = self._begin(item)
-            if self.recordings and item.tap is None:
-                window = self.recordings.find(item.cache, layout)
-                if window is not None:
-                    return Output(window.run(self._staged(item, layout), layout, self._last))
-            outputs = self._run(
-                self._inputs(item, layout), item.cache, () if item.tap is None else (item.tap,)
-            )
+            taps = () if item.tap is None else (item.tap,)
+            window = self.recordings and self.recordings.find(item.cache, layout, item.tap)
+            if window:
+                layers = functools.partial(self._run, taps=taps)
+                outputs = window.run(self._staged(item, layout), layout, layers)
+            else:
+                outputs = self._run(self._inputs(item, layout), item.cache, taps)
             return self._output(item, outputs, slice(None))
         finally:
             item.cache.end()
@@ -191,10 +192,6 @@ class Stage:
             self._rotaries(item, layout, positions),
             {window: mask(layout, window, self.dtype, host) for window in set(self._windows)},
         )
-
-    def _last(self, inputs: Inputs, cache: Any) -> torch.Tensor:
-        """The output of the last layer, ``[1, n, D]``."""
-        return self._run(inputs, cache, ())[self.layer_indices.stop - 1]
 
     def _rotaries(
         self, item: Item, layout: Layout, positions: torch.Tensor

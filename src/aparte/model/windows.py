@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from aparte.errors import UserError
 from aparte.model.cache import SlotCache
 from aparte.model.inputs import HIDDEN, Inputs
 from aparte.model.tree import Layout
@@ -32,12 +33,14 @@ MOST = 256
 #: Runs before a recording, in which libraries choose their kernels and get their memory.
 WARM_UPS = 2
 
+#: Outputs of layers by their number, ``[1, n, D]`` each.
+Outputs = dict[int, torch.Tensor]
 #: Something that computes the same from what lies in the same memory.
-Run = Callable[[], torch.Tensor]
+Run = Callable[[], Outputs]
 #: Makes a run that needs no Python of one that does.
 Record = Callable[[Run], Run]
-#: Layers over inputs and a cache: the output of the last, ``[1, n, D]``.
-Layers = Callable[[Inputs, Any], torch.Tensor]
+#: Layers over inputs and a cache.
+Layers = Callable[[Inputs, Any], Outputs]
 Buffers = list[tuple[torch.Tensor, torch.Tensor]]
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -50,7 +53,7 @@ class CudaGraphs:
         self._pool: Any = None
 
     def __call__(self, run: Run) -> Run:
-        """Raises :class:`RuntimeError` if ``run`` waits for the GPU to tell it something."""
+        """Raises :class:`UserError` if ``run`` waits for the GPU to tell it something."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -60,11 +63,17 @@ class CudaGraphs:
                 run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the GPU meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = run()
+        try:
+            # Other threads may use the GPU meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = run()
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"Steps of this model cannot be recorded ({reason}). Leave --graphs out."
+            ) from None
 
-        def replay() -> torch.Tensor:
+        def replay() -> Outputs:
             graph.replay()
             return result
 
@@ -77,13 +86,16 @@ class Windows:
     def __init__(self, record: Record | None = None) -> None:
         """``record`` is :class:`CudaGraphs`, unless it is another way."""
         self.record = record or CudaGraphs()
-        self._of: weakref.WeakKeyDictionary[SlotCache, dict[int, Window]] = weakref.WeakKeyDictionary()
+        self._of: weakref.WeakKeyDictionary[SlotCache, dict[tuple[int, int | None], Window]] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def find(self, cache: SlotCache, layout: Layout) -> Window | None:
+    def find(self, cache: SlotCache, layout: Layout, tap: int | None = None) -> Window | None:
         """Where the step is to be computed, if it was wanted before; None if it is the layers' business.
 
-        The buffers are those that the step's rows go to: a step for which they have to grow has no window,
-        and none while keys and values are kept in another form than attention takes.
+        A recording is for a step's size, and for the layer ``tap`` whose output is wanted too. A step for
+        which buffers have to grow has none, nor has any while keys and values are kept in another form than
+        attention takes.
         """
         nodes = next((size for size in SIZES if size >= len(layout.positions)), None)
         buffers = cache.buffers()
@@ -91,9 +103,9 @@ class Windows:
         if nodes is None or len(room) != 1 or layout.total >= min(room):
             return None
         windows = self._of.setdefault(cache, {})
-        window = windows.get(nodes)
+        window = windows.get((nodes, tap))
         if window is None or not window.is_over(buffers):
-            window = windows[nodes] = Window(nodes, buffers, cache.first_layer, self.record)
+            window = windows[nodes, tap] = Window(nodes, buffers, cache.first_layer, self.record)
             self._make_room()
         window.wanted += 1
         return window if window.wanted >= WANTED else None
@@ -123,8 +135,8 @@ class Window:
             for mine, its in zip(pair, others, strict=True)
         )
 
-    def run(self, inputs: Inputs, layout: Layout, layers: Layers) -> torch.Tensor:
-        """``layers`` over ``inputs`` of ``n`` nodes, whose masks are ``[n, total]``: ``[n, D]``."""
+    def run(self, inputs: Inputs, layout: Layout, layers: Layers) -> Outputs:
+        """``layers`` over ``inputs`` of ``n`` nodes, whose masks are ``[n, total]``."""
         if self._replay is None:
             self._prepare(inputs)
         if self._copied is not None:  # what the step before put here may still be on its way
@@ -155,7 +167,7 @@ class Window:
             )
             self._replay = self._record(lambda: layers(there, cache))
         # The next run, of this recording or of another, may use the same memory.
-        return self._replay()[0, :count].clone()
+        return {layer: output[:, :count].clone() for layer, output in self._replay().items()}
 
     def _prepare(self, inputs: Inputs) -> None:
         """Where the recording will read its inputs."""
