@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import floor
 import fuzz
 import jitter
 import operations
@@ -40,6 +41,28 @@ def test_answers_over_a_bad_link_are_those_of_a_good_one(llama_folder: Path) -> 
     assert report["failed"] == 0
     assert report["identical"] == report["answers"] > 0
     assert report["resets"] > 0
+
+
+def test_a_step_against_the_speed_of_memory() -> None:
+    """A small model of what ``benchmarks/floor.py`` does for one of 7B on a GPU."""
+    options = Namespace(
+        device="cpu",
+        layers=5,
+        ends=1,
+        width=64,
+        head_dim=16,
+        context=20,
+        nodes=[1, 8],
+        repeats=3,
+        copied=1 << 20,
+    )
+    report = floor.measure(options)
+    assert report["layers"] == "3 of 5, width 64"
+    # Attention's four matrices, feed-forward's three, two norms; bfloat16.
+    assert report["weights_gb"] == pytest.approx(3 * 2 * (4 * 64**2 + 3 * 64 * 172 + 2 * 64) / 1e9)
+    assert [row["nodes"] for row in report["rows"]] == [1, 8]
+    assert all(row["step_ms"] > report["floor_ms"] > 0 for row in report["rows"])
+    assert report["rows"][0]["tok_s"]["80"] < 1000 / 80
 
 
 def run(script: str, *options: object) -> dict[str, Any]:
