@@ -1,7 +1,7 @@
 """TLS as a device does it: whom it trusts, and a socket that two threads may share.
 
 A link has one thread that reads and another that writes, and OpenSSL forbids both at once on one
-connection. Python (up to 3.14 at least) lets go of its own lock around them, so that nothing keeps them
+connection. Python lets go of its own lock around them, and not every version has another that keeps them
 apart: a session ticket of TLS 1.3 that arrives while the first request goes out then ends in a request
 that is never sent, or in memory that is broken. So here they take turns, and wait outside of them.
 """
