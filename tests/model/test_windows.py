@@ -131,7 +131,7 @@ def test_every_family(folder_of: Callable[[str], Path], name: str) -> None:
     assert both.traced.repeated == 10
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_trees(llama_folder: Path, data: st.DataObject) -> None:
     both, model = Twice(*loaded(llama_folder)), Model()
@@ -247,7 +247,7 @@ def test_the_text_stays_the_same(llama_folder: Path, drafter: Drafter) -> None:
             InProcessLink(engine, "float32"),
             "float32",
         )
-        job = Job(tuple(range(20)), Sampling(), 40, frozenset(), 12)
+        job = Job(tuple(range(20)), Sampling(), 24, frozenset(), 12)
         texts.append([token for block in decode(target, Session(), drafter, job) for token in block.tokens])
         assert record is None or record.repeated > 10
     assert texts[0] == texts[1]
