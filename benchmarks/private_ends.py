@@ -24,6 +24,7 @@ from typing import Any
 from audit_tables import markdown
 
 from aparte.measure.origin import commit, machine
+from aparte.measure.plot_file import self_contained
 from aparte.privacy.plots import frontier_plot
 from aparte.report import minutes, percent
 
@@ -222,7 +223,8 @@ def draw(found: dict[str, Any], audits: list[dict[str, Any]]) -> None:
         rows += attacks(run["results"], private=True)
         prices += [row for row in run["results"]["defences"] if private(row["setting"])]
     uri = frontier_plot(rows, prices)
-    PLOT.write_bytes(base64.b64decode(uri.split(",", 1)[1]))
+    svg = base64.b64decode(uri.split(",", 1)[1]).decode()
+    PLOT.write_text(self_contained(svg, "Tokens recovered against loss of quality"), encoding="utf-8")
 
 
 NOTE = (

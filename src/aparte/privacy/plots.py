@@ -98,7 +98,9 @@ _FLAT = ("uniform", "frequency", "lm_only")
 
 
 def _cycle(count: int) -> list[tuple[str, str]]:
-    return [STYLES[index % len(STYLES)] for index in range(count)]
+    """Colours and markers, which come in other pairs when they come again."""
+    size = len(STYLES)
+    return [(STYLES[index % size][0], STYLES[(index + index // size) % size][1]) for index in range(count)]
 
 
 def _picture(draw: Any) -> str:
