@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from aparte.config import Cut, LinkSettings, Sampling
+from aparte.cloud.ranks import Ranks
+from aparte.cloud.serving import Served
+from aparte.config import Compute, Cut, LinkSettings, Sampling, ServerLimits
 from aparte.decode import Job, decode
-from aparte.errors import LinkError
+from aparte.errors import LinkError, UserError
 from aparte.model.parts import Blueprint
 from aparte.recovery import Recovery
 from aparte.session import Session
@@ -53,6 +55,13 @@ def tokens(folder: Path, url: str, drafter: Drafter, settings: LinkSettings | No
     found = [token for block in decode(target, Session(), drafter, job) for token in block.tokens]
     target.close()
     return found
+
+
+@pytest.mark.parametrize("setting", ["batch_invariant", "graphs"])
+def test_settings_that_ranks_cannot_keep(llama_folder: Path, setting: str) -> None:
+    served = Served(str(llama_folder), Cut(), Compute("float32", **{setting: True}), ServerLimits(), ranks=2)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="with --tensor-parallel"):
+        Ranks(served, Blueprint.open(llama_folder, FLOAT32))
 
 
 @pytest.mark.parametrize("drafts", [False, True], ids=["sequential", "trees"])

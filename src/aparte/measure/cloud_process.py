@@ -41,6 +41,7 @@ class CloudProcess:
                 *(("--whole",) if cut is None else ("--cut", str(cut))),
                 *("--dtype", compute.dtype, "--device", compute.device, "--kv", compute.kv),
                 *(("--batch-invariant",) if compute.batch_invariant else ()),
+                *(("--graphs",) if compute.graphs else ()),
                 *("--exit-with-parent", str(os.getpid())),
             ],
             stdin=subprocess.DEVNULL,

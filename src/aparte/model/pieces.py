@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import torch
 
+from aparte.model.inputs import HIDDEN
+
 #: Rows of the cache per piece, about.
 PIECE = 1024
 #: Texts shorter than this stay whole.
@@ -20,7 +22,6 @@ SHORTEST = 2 * PIECE
 MOST_NODES = 8
 
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_HIDDEN = float("-inf")
 
 
 def worthwhile(
@@ -77,12 +78,12 @@ def _attend(
         nodes = len(mask)
         cut = mask.view(nodes, count, length).transpose(0, 1)
         # The kernel gives 0, of all numbers, as the logarithm where nothing is to be seen.
-        hidden = cut.amax(-1) == _HIDDEN
+        hidden = cut.amax(-1) == HIDDEN
         repeats = rows.shape[2] // nodes
         mask = cut.repeat(1, repeats, 1).unsqueeze(1)
         hidden = hidden.repeat(1, repeats).unsqueeze(1)
     results, weights = weighted(rows.expand(count, -1, -1, -1), keys, values, mask, scaling)
-    return results, weights if hidden is None else weights.masked_fill(hidden, _HIDDEN)
+    return results, weights if hidden is None else weights.masked_fill(hidden, HIDDEN)
 
 
 def weighted(
