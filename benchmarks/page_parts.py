@@ -10,8 +10,10 @@ from page_runs import run_line
 STEPS = {
     "step": "`packed16`",
     "step-int8": "`int8`",
+    "step-bf16": "`bfloat16`",
     "step-invariant": "`packed16`, `--batch-invariant`",
     "step-int8-invariant": "`int8`, `--batch-invariant`",
+    "step-bf16-invariant": "`bfloat16`, `--batch-invariant`",
     "step-kv8": "`packed16`, `--kv int8`",
 }
 
@@ -33,15 +35,23 @@ def formats_section(found: dict[str, Any]) -> str:
                 *(f"{steps[count]:.1f} ({steps[count] / stock[count]:.2f}x)" for count in nodes),
                 f"{result['window_8_over_1']:.2f}x",
                 f"{result['context_4096_over_256']:.2f}x",
+                found[name]["machine"].rpartition(", ")[0],
                 f"[`{name}`](#runs)",
             ]
         )
-    columns = ["", *(f"{count} nodes" for count in nodes), "8 over 1", "4096 over 256 tokens", "run"]
+    columns = [
+        "",
+        *(f"{count} nodes" for count in nodes),
+        "8 over 1",
+        "4096 over 256 tokens",
+        "machine",
+        "run",
+    ]
     return (
         "## Cost of a step by number format\n\nBoth sides together, in milliseconds, and in relation to the unsplit "
         "model as `transformers` runs it in float32 in the same run. *8 over 1*: a step of eight nodes over one of "
-        "one. *4096 over 256 tokens*: one node in the middle with so much in its cache.\n\n"
-        + _table(columns, rows)
+        "one. *4096 over 256 tokens*: one node in the middle with so much in its cache. Compare milliseconds of one "
+        "machine only.\n\n" + _table(columns, rows)
     )
 
 

@@ -46,9 +46,14 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
     "rtt": (["rtt", "smollm2-135m", "--emulate", "5,20,40,80,150x20,100,1000"], 0),
     "step": (["bench", "step", "smollm2-135m"], 0),
     "step-int8": (["bench", "step", "smollm2-135m", "--dtype", "int8"], 0),
+    "step-bf16": (["bench", "step", "smollm2-135m", "--dtype", "bfloat16"], 0),
     "step-invariant": (["bench", "step", "smollm2-135m", "--batch-invariant"], 0),
     "step-int8-invariant": (
         ["bench", "step", "smollm2-135m", "--dtype", "int8", "--batch-invariant"],
+        0,
+    ),
+    "step-bf16-invariant": (
+        ["bench", "step", "smollm2-135m", "--dtype", "bfloat16", "--batch-invariant"],
         0,
     ),
     "step-kv8": (["bench", "step", "smollm2-135m", "--kv", "int8"], 0),
@@ -74,6 +79,7 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
 }
 for name, more in {
     "spade-int8": ["--dtype", "int8"],
+    "spade-bf16": ["--dtype", "bfloat16"],
     "spade-drawn": ["--temperature", "0.8", "--accept", "rejection"],
 }.items():
     arguments = ["bench", "spade", "smollm2-135m", "--max-new-tokens", "96", "--in-flight", "1"]

@@ -15,12 +15,13 @@ from aparte.cli.bench import bench_app
 from aparte.config import DEFAULT_MODEL, Compute, Cut
 from aparte.errors import CheckpointError, UserError
 from aparte.measure import memory
-from aparte.model.linear import packed_available
+from aparte.model.linear import bf16_available, packed_available
 from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 needs_packed = pytest.mark.skipif(not packed_available(), reason="this CPU has no packed kernels")
+needs_bf16 = pytest.mark.skipif(not bf16_available(), reason="this CPU has no kernels for bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +41,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@needs_packed
-def test_loading_peaks_at_the_size_of_the_part(folder: Path) -> None:
-    loaded = memory.measure(folder, Cut(1, 1), "middle", Compute("packed16", "cpu")).to_dict()
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("packed16", marks=needs_packed), pytest.param("bfloat16", marks=needs_bf16)]
+)
+def test_loading_peaks_at_the_size_of_the_part(folder: Path, dtype: str) -> None:
+    loaded = memory.measure(folder, Cut(1, 1), "middle", Compute(dtype, "cpu")).to_dict()  # type: ignore[arg-type]
     assert loaded["tensors"] > 30e6
     assert 0.9 < loaded["held_over_tensors"] <= loaded["peak_over_tensors"] < 1.15, loaded
 

@@ -12,8 +12,8 @@ from aparte.config import Compute, Cut
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.measure.verify import Written, write_split
-from aparte.model.invariant import BLOCK, TAIL, FixedRows, Visible, fix_rows
-from aparte.model.linear import Int8Linear, packed_available
+from aparte.model.invariant import BLOCK, TAIL, TILE, FixedRows, Visible, fix_rows, fixed_rows
+from aparte.model.linear import Bfloat16Linear, Int8Linear, bf16_available, packed_available
 from aparte.model.parts import Blueprint
 from aparte.speculate.settings import Decoding
 from tiny import save_tiny, tiny_model
@@ -117,6 +117,16 @@ def test_fixed_rows_compute_the_same(rows: int) -> None:
     torch.testing.assert_close(fixed(x), linear(x))
     for place in range(rows):
         assert torch.equal(fixed(x[:1, place : place + 1]), fixed(x)[:1, place : place + 1])
+
+
+@pytest.mark.skipif(not bf16_available(), reason="this CPU has no kernels for bfloat16")
+@pytest.mark.parametrize("rows", [1, TILE, TILE + 3, 3 * TILE])
+def test_fixed_tiles_compute_the_same(rows: int) -> None:
+    fixed = fixed_rows(Bfloat16Linear(torch.randn(24, 64), None))
+    assert isinstance(fixed, FixedRows)
+    x = torch.randn(1, rows, 64).bfloat16()
+    for place in range(rows):
+        assert torch.equal(fixed(x[:, place : place + 1]), fixed(x)[:, place : place + 1])
 
 
 @pytest.mark.skipif(not packed_available(), reason="this CPU has no packed kernels")

@@ -10,7 +10,7 @@ from torch import nn
 
 from aparte.config import Compute
 from aparte.model.layer import FastLayer, fast_layer
-from aparte.model.linear import packed_available
+from aparte.model.linear import bf16_available, packed_available
 from aparte.model.parts import Blueprint, convert
 
 pytestmark = pytest.mark.skipif(
@@ -18,9 +18,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def blueprint(llama_folder: Path) -> Blueprint:
-    return Blueprint.open(llama_folder, Compute("packed16", "cpu"))
+needs_bf16 = pytest.mark.skipif(not bf16_available(), reason="this CPU has no kernels for bfloat16")
+
+
+@pytest.fixture(params=["packed16", pytest.param("bfloat16", marks=needs_bf16)])
+def blueprint(request: pytest.FixtureRequest, llama_folder: Path) -> Blueprint:
+    return Blueprint.open(llama_folder, Compute(request.param, "cpu"))
 
 
 def plain_layer(blueprint: Blueprint, index: int = 2) -> nn.Module:

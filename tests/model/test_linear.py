@@ -1,4 +1,4 @@
-"""Linears in 8-bit integers: how far they are off, and that a row does not depend on its neighbours."""
+"""Packed linears: how far they are off, and that a row of integers does not depend on its neighbours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from aparte.config import Compute
-from aparte.model.linear import Int8Linear, activation_levels, pack_linears, packed_available, packed_linear
+from aparte.model.linear import (
+    Bfloat16Linear,
+    Int8Linear,
+    activation_levels,
+    bf16_available,
+    pack_linears,
+    packed_available,
+    packed_linear,
+)
 from aparte.model.parts import Blueprint
 
 pytestmark = pytest.mark.skipif(not packed_available(), reason="this CPU has no packed kernels")
@@ -82,3 +90,32 @@ def test_a_model_in_int8_is_near_the_same_in_float32(llama_folder: Path) -> None
     assert outputs[1].dtype == torch.float32
     error = (outputs[1] - outputs[0]).norm() / outputs[0].norm()
     assert 0 < error < 0.03
+
+
+@pytest.mark.skipif(not bf16_available(), reason="this CPU has no kernels for bfloat16")
+class TestBfloat16:
+    @pytest.mark.parametrize("biased", [True, False])
+    @pytest.mark.parametrize("rows", [1, 5, 40])
+    def test_each_output_is_summed_exactly_and_rounded_once(self, biased: bool, rows: int) -> None:
+        weight, x = torch.randn(48, 96).bfloat16(), torch.randn(2, rows, 96).bfloat16()
+        bias = torch.randn(48).bfloat16() if biased else None
+        got = Bfloat16Linear(weight, bias)(x)
+        assert got.dtype == torch.bfloat16
+        exact = nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        # Half a step of 8 bits; a float32 sum may tip a number beside it.
+        assert bool(((got.double() - exact).abs() <= exact.abs() * 2**-8 * 1.01 + 1e-5).all())
+
+    def test_weights_in_blocks_are_one_matrix(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        weight, x = torch.randn(50, 32), torch.randn(3, 32).bfloat16()
+        whole = Bfloat16Linear(weight, None)(x)
+        monkeypatch.setattr("aparte.model.linear.BLOCK", 20 * 32)
+        assert torch.equal(Bfloat16Linear(weight, None)(x), whole)
+
+    def test_rows_that_are_not_contiguous(self) -> None:
+        linear, x = Bfloat16Linear(torch.randn(24, 32), None), torch.randn(5, 3, 32).bfloat16()
+        assert torch.equal(linear(x[:, 1]), linear(x[:, 1].contiguous()))
+
+    def test_a_cpu_takes_them_for_bfloat16(self, llama_folder: Path) -> None:
+        precision = Blueprint.open(llama_folder, Compute("bfloat16", "cpu")).precision
+        assert (precision.linears, precision.name) == ("bf16", "bfloat16")
+        assert precision.tensor_bytes((48, 96)) == 48 * 96 * 2

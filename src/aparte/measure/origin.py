@@ -46,10 +46,16 @@ def _git(*arguments: str) -> str | None:
 
 
 def _processor() -> str:
-    """The processor's name where the system tells it, because speeds depend on little else."""
+    """The processor's name where the system tells it, because speeds depend on little else.
+
+    And whether it multiplies tiles: under one name there are those that do and those that don't.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names and names[0] != "unknown" else platform.machine()
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    name = fields.get("model name", "unknown")
+    if name == "unknown":
+        name = platform.machine()
+    return f"{name} with AMX" if "amx_tile" in fields.get("flags", "").split() else name

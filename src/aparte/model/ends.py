@@ -8,7 +8,7 @@ from torch import nn
 from aparte.model.bits import bits_linear
 from aparte.model.families import Finish
 from aparte.model.invariant import fixed_rows
-from aparte.model.linear import FBGEMM, packed_linear
+from aparte.model.linear import PACKED, packed_linear
 from aparte.model.precision import Precision
 
 
@@ -47,7 +47,7 @@ class Head:
         self._norm = norm
         self._finish = finish
         self._linear: nn.Module
-        if precision.head in FBGEMM:
+        if precision.head in PACKED:
             self._linear = packed_linear(weight, bias, precision.head)
         elif precision.head == "bits8":
             self._linear = bits_linear(weight, bias, "int8", precision.device)

@@ -22,11 +22,13 @@ import torch
 from torch import nn
 
 from aparte.model.bits import BitsLinear, GpuInt8Linear
-from aparte.model.linear import Int8Linear, PackedLinear
+from aparte.model.linear import Bfloat16Linear, Int8Linear, PackedLinear
 from aparte.model.pieces import weighted
 
 #: Rows of a block. A step of one node computes as many.
 BLOCK = 8
+#: The same in bfloat16 packed for a CPU, which multiplies by tiles of so many.
+TILE = 16
 #: What a node sees is cut at multiples of this.
 STRIDE = 64
 #: Rows of the newer part: more than any has.
@@ -151,19 +153,20 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 class FixedRows(nn.Module):
-    """A linear that always multiplies :data:`BLOCK` rows."""
+    """A linear that always multiplies the same number of rows."""
 
     def __init__(self, linear: nn.Linear | PackedLinear | BitsLinear) -> None:
         super().__init__()
-        self._linear = linear
+        self.linear = linear
+        self._rows = TILE if isinstance(linear, Bfloat16Linear) else BLOCK
         self.in_features = linear.in_features
         self.out_features = linear.out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features] -> [..., out_features]``."""
         rows = x.reshape(-1, self.in_features)
-        padded = nn.functional.pad(rows, (0, 0, 0, -len(rows) % BLOCK))
-        blocks = [self._linear(block) for block in torch.split(padded, BLOCK)]
+        padded = nn.functional.pad(rows, (0, 0, 0, -len(rows) % self._rows))
+        blocks = [self.linear(block) for block in torch.split(padded, self._rows)]
         result = torch.cat(blocks)[: len(rows)]
         return result.view(*x.shape[:-1], self.out_features)
 

@@ -17,7 +17,8 @@ from torch import nn
 from aparte.model.attention import shared_heads
 from aparte.model.cache import SlotCache
 from aparte.model.fuse import FusedGated, Part
-from aparte.model.linear import Int8Linear, PackedLinear
+from aparte.model.invariant import FixedRows
+from aparte.model.linear import Bfloat16Linear, Int8Linear, PackedLinear
 from aparte.step import ROOT, Step, chain_parents
 
 ATTENTION = ("k_proj", "o_proj", "q_proj", "v_proj")
@@ -37,7 +38,7 @@ class FastLayer(nn.Module):
         self._before: nn.Module = layer.input_layernorm  # type: ignore[assignment]
         self._between: nn.Module = layer.post_attention_layernorm  # type: ignore[assignment]
         self._feed: nn.Module = layer.mlp  # type: ignore[assignment]
-        self._project: PackedLinear = attention.q_proj.together.linear
+        self._project: PackedLinear | FixedRows = attention.q_proj.together.linear
         self._leave: nn.Module = attention.o_proj
         self.is_causal = bool(attention.is_causal)
         self._index = int(attention.layer_idx)
@@ -75,9 +76,13 @@ def fast_layer(layer: nn.Module, rotary: nn.Module) -> nn.Module:
     # Layers of other families may look alike and do something else (scale the residual, rotate in pairs).
     width = fast._project.in_features
     probe = torch.linspace(-2, 3, 6 * width).view(1, 6, width).sin()
-    expected, got = _run(layer, rotary, probe), _run(fast, rotary, probe)
+    linear = fast._project.linear if isinstance(fast._project, FixedRows) else fast._project
+    if isinstance(linear, Bfloat16Linear):
+        probe = probe.bfloat16()
+    expected, got = (_run(each, rotary, probe).float() for each in (layer, fast))
     # A last bit may tip what comes in to the next 8-bit number, which is a step of that size.
-    near = 0.05 * float(expected.abs().max()) if isinstance(fast._project, Int8Linear) else 1e-4
+    coarse = isinstance(linear, Int8Linear | Bfloat16Linear)
+    near = 0.05 * float(expected.abs().max()) if coarse else 1e-4
     return fast if torch.allclose(expected, got, atol=near) else layer
 
 
@@ -99,7 +104,7 @@ def _run(layer: nn.Module, rotary: nn.Module, states: torch.Tensor) -> torch.Ten
     positions = torch.arange(nodes)[None]
     output: Any = layer(
         states,
-        attention_mask=torch.full((1, 1, nodes, nodes), float("-inf")).triu(1),
+        attention_mask=torch.full((1, 1, nodes, nodes), float("-inf"), dtype=states.dtype).triu(1),
         position_ids=positions,
         position_embeddings=rotary(states, position_ids=positions),
         cache=cache,

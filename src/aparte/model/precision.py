@@ -13,7 +13,7 @@ from aparte.errors import UserError
 from aparte.model.bits import library, quantise_linears
 from aparte.model.fuse import fuse
 from aparte.model.invariant import fix_rows
-from aparte.model.linear import FBGEMM, PACKED_WIDTH, Linears, pack_linears, packed_available
+from aparte.model.linear import PACKED, PACKED_WIDTH, Linears, bf16_available, pack_linears, packed_available
 
 #: What ``auto`` means on a device; elsewhere it is packed16 or, where that is not to be had, float32.
 _DEFAULTS: dict[str, DtypeName] = {"cuda": "bfloat16", "mps": "float16"}
@@ -35,7 +35,7 @@ class Precision:
     @property
     def name(self) -> str:
         """The setting's name, as in ``--dtype``."""
-        if self.linears == "plain":
+        if self.linears in ("plain", "bf16"):
             return str(self.dtype).removeprefix("torch.")
         return {"bits8": "int8", "bits4": "nf4"}.get(self.linears, self.linears)
 
@@ -62,7 +62,7 @@ class Precision:
         if table:
             return math.prod(shape) * self.table.itemsize
         linears = self.head if head else self.linears
-        if linears == "plain" or len(shape) != 2:  # norms and biases, and experts, stay as they are
+        if linears in ("plain", "bf16") or len(shape) != 2:  # norms and biases, and experts, stay as they are
             return math.prod(shape) * self.dtype.itemsize
         rows, width = shape
         if linears == "bits4":
@@ -96,7 +96,8 @@ class Precision:
             if device.type != "cpu" or not packed_available():
                 raise UserError(f"dtype {name} needs an x86 CPU with AVX2. Use --dtype float32.")
             return cls(torch.float32, name, *more)
-        return cls(getattr(torch, name), "plain", *more)
+        packed = name == "bfloat16" and device.type == "cpu" and bf16_available()
+        return cls(getattr(torch, name), "bf16" if packed else "plain", *more)
 
 
 def convert(module: nn.Module, precision: Precision, *, fused: bool = False) -> None:
@@ -107,7 +108,7 @@ def convert(module: nn.Module, precision: Precision, *, fused: bool = False) -> 
         _convert_rest(module, precision.dtype, precision.device)
     if fused:
         fuse(module, precision.linears)
-    if precision.linears in FBGEMM:
+    if precision.linears in PACKED:
         pack_linears(module, precision.linears)
     elif precision.linears != "plain":
         quantise_linears(module, precision.name, precision.device)
