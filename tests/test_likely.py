@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aparte.likely import BLOCK, largest, likely
+from aparte.likely import BLOCK, first_largest, largest, likely
 
 KEPT = 6
 
@@ -40,3 +40,18 @@ def test_shares_are_those_of_the_full_distribution(kind: torch.dtype) -> None:
 
 def test_of_no_rows_there_is_nothing() -> None:
     assert likely(torch.empty(0, 300), KEPT) == []
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 8 * BLOCK - 1, 8 * BLOCK, 49_152, 50_001])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_the_first_of_equally_large_ones(vocab: int, kind: torch.dtype) -> None:
+    """As ``argmax`` has it, also where nearly all are equal, within a block, among blocks and behind them."""
+    torch.manual_seed(vocab)
+    logits = torch.randint(-3, 4, (200, vocab)).to(kind)
+    logits[:50] = torch.randn(50, vocab).to(kind)
+    logits[50:100, : vocab // 2] = float("-inf")
+    assert torch.equal(first_largest(logits), logits.argmax(dim=-1))
+
+
+def test_no_rows_have_no_largest() -> None:
+    assert first_largest(torch.empty(0, 49_152)).shape == (0,)

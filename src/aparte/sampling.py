@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from aparte.config import Penalties, Sampling
+from aparte.likely import first_largest
 
 NEVER = float("-inf")
 
@@ -84,8 +85,8 @@ def gumbel_noise(seed: int, position: int, vocab: int) -> torch.Tensor:
 def choose(logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> list[int]:
     """The target's token after each node: row ``i`` of ``[n, V]`` decides position ``positions[i]``."""
     if sampling.greedy:
-        return [int(token) for token in logits.argmax(dim=-1).tolist()]
+        return [int(token) for token in first_largest(logits).tolist()]
     processed = process(logits, sampling)
     noise = {position: gumbel_noise(sampling.seed, position, logits.shape[-1]) for position in set(positions)}
     noisy = processed + torch.stack([noise[position] for position in positions]).to(processed.device)
-    return [int(token) for token in noisy.argmax(dim=-1).tolist()]
+    return [int(token) for token in first_largest(noisy).tolist()]

@@ -30,9 +30,6 @@ NAME = "aparte"
 #: The name of the library's own attention, for several sessions too.
 STOCK = "aparte-stock"
 
-#: Steps of up to so many nodes are computed with heads that share keys as rows of one query.
-FEW = 32
-
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
@@ -100,14 +97,6 @@ def shared_heads(
             grouped, key, value, attn_mask=attention_mask, scale=scaling
         )
         return output.reshape(batch, 1, heads, size), None
-    if nodes <= FEW and query.device.type == "cpu" and attention_mask is not None and heads > key.shape[1]:
-        # So do the nodes of a small step: fewer and larger pieces of work.
-        repeats = heads // key.shape[1]
-        grouped = query.reshape(batch, key.shape[1], repeats * nodes, size)
-        output = nn.functional.scaled_dot_product_attention(
-            grouped, key, value, attn_mask=attention_mask.repeat(1, 1, repeats, 1), scale=scaling
-        )
-        return output.reshape(batch, heads, nodes, size).transpose(1, 2), None
     causal = attention_mask is None and bool(getattr(module, "is_causal", True))
     output = nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=True

@@ -22,13 +22,11 @@ import torch
 from torch import nn
 
 from aparte.model.bits import BitsLinear, GpuInt8Linear
-from aparte.model.linear import Bfloat16Linear, Int8Linear, PackedLinear
+from aparte.model.linear import TILE, Bfloat16Linear, Int8Linear, PackedLinear
 from aparte.model.pieces import weighted
 
 #: Rows of a block. A step of one node computes as many.
 BLOCK = 8
-#: The same in bfloat16 packed for a CPU, which multiplies by tiles of so many.
-TILE = 16
 #: What a node sees is cut at multiples of this.
 STRIDE = 64
 #: Rows of the newer part: more than any has.

@@ -29,6 +29,9 @@ PACKED: tuple[Linears, ...] = ("packed16", "bf16", "int8")
 #: Most numbers that are packed at a time. A larger matrix, such as an LM head, is kept in blocks of rows.
 BLOCK = 16 * 2**20
 
+#: Rows that weights in bfloat16 are laid out for. One takes as long.
+TILE = 16
+
 #: The packed layout pads the inputs of a matrix to a multiple of this, which widths of large models are.
 PACKED_WIDTH = 512
 
@@ -112,8 +115,7 @@ class Bfloat16Linear(PackedLinear):
         super().__init__(weight, bias)
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        # Laid out for one row: the same kernel then serves any small number of rows.
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), 1)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), TILE)
         return packed, None if bias is None else bias.bfloat16()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
