@@ -57,7 +57,15 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
         0,
     ),
     "step-kv8": (["bench", "step", "smollm2-135m", "--kv", "int8"], 0),
-    "memory": (["bench", "memory", "smollm2-135m", "--dtype", "packed16", "--dtype", "int8"], 0),
+    "memory": (
+        [
+            "bench",
+            "memory",
+            "smollm2-135m",
+            *(f"--dtype={name}" for name in ("packed16", "int8", "bfloat16")),
+        ],
+        0,
+    ),
     "spade": (
         ["bench", "spade", "smollm2-135m", "--max-new-tokens", "96", "--plot", "docs/img/spade.svg"],
         12,

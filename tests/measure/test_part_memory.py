@@ -42,17 +42,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "dtype", [pytest.param("packed16", marks=needs_packed), pytest.param("bfloat16", marks=needs_bf16)]
+    ("dtype", "kernels"),
+    [
+        pytest.param("packed16", 0, marks=needs_packed),
+        # Code that oneDNN writes by shape, of the same size for a model of any.
+        pytest.param("bfloat16", 10e6, marks=needs_bf16),
+    ],
 )
-def test_loading_peaks_at_the_size_of_the_part(folder: Path, dtype: str) -> None:
+def test_loading_peaks_at_the_size_of_the_part(folder: Path, dtype: str, kernels: float) -> None:
     loaded = memory.measure(folder, Cut(1, 1), "middle", Compute(dtype, "cpu")).to_dict()  # type: ignore[arg-type]
     assert loaded["tensors"] > 30e6
-    assert 0.9 < loaded["held_over_tensors"] <= loaded["peak_over_tensors"] < 1.15, loaded
+    most = 1.15 + kernels / loaded["tensors"]
+    assert 0.9 < loaded["held_over_tensors"] <= loaded["peak_over_tensors"] < most, loaded
 
 
 @pytest.mark.slow
 @needs_packed
-@pytest.mark.parametrize("dtype", ["packed16", "int8"])
+@pytest.mark.parametrize("dtype", ["packed16", "int8", pytest.param("bfloat16", marks=needs_bf16)])
 @pytest.mark.parametrize("part", ["front-back", "middle"])
 def test_loading_the_default_model(part: str, dtype: str) -> None:
     folder = resolve(DEFAULT_MODEL)
