@@ -85,13 +85,14 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
         12,
     ),
 }
-for name, more in {
-    "spade-int8": ["--dtype", "int8"],
-    "spade-bf16": ["--dtype", "bfloat16"],
-    "spade-drawn": ["--temperature", "0.8", "--accept", "rejection"],
-}.items():
+for name, lengths, more in (
+    ("spade-int8", "2,4,8,16,auto", ["--dtype", "int8"]),
+    # With the pending token these are up to sixteen rows, as many as weights are laid out for.
+    ("spade-bf16", "3,7,11,15,auto", ["--dtype", "bfloat16"]),
+    ("spade-drawn", "2,4,8,16,auto", ["--temperature", "0.8", "--accept", "rejection"]),
+):
     arguments = ["bench", "spade", "smollm2-135m", "--max-new-tokens", "96", "--in-flight", "1"]
-    MEASUREMENTS[name] = ([*arguments, "--d", "2,4,8,16,auto", *more], 12)
+    MEASUREMENTS[name] = ([*arguments, "--d", lengths, *more], 12)
 #: Measurements that have a script of their own in this folder.
 SCRIPTS = ("links", "peers")
 
