@@ -10,7 +10,11 @@ SHAPES = (
     ("spade", "trees of `d` nodes, which greedy text gets by default"),
     ("spade-chain", "chains of `d` tokens"),
     ("spade-int8", "trees of `d` nodes, both sides with `--dtype int8`, against the cloud alone with it"),
-    ("spade-bf16", "the same with `--dtype bfloat16`"),
+    (
+        "spade-bf16",
+        "the same with `--dtype bfloat16`, on a processor with AMX, whose near-ties fall either way",
+    ),
+    ("spade-bf16-invariant", "the same with `--dtype bfloat16 --batch-invariant`"),
     (
         "spade-drawn",
         "drawn trees of `d` nodes, rejection sampling at temperature 0.8, against the same alone",

@@ -89,6 +89,11 @@ for name, lengths, more in (
     ("spade-int8", "2,4,8,16,auto", ["--dtype", "int8"]),
     # With the pending token these are up to sixteen rows, as many as weights are laid out for.
     ("spade-bf16", "3,7,11,15,auto", ["--dtype", "bfloat16"]),
+    (
+        "spade-bf16-invariant",
+        "11,15",
+        ["--dtype", "bfloat16", "--batch-invariant", "--colocated", "none", "--no-scores"],
+    ),
     ("spade-drawn", "2,4,8,16,auto", ["--temperature", "0.8", "--accept", "rejection"]),
 ):
     arguments = ["bench", "spade", "smollm2-135m", "--max-new-tokens", "96", "--in-flight", "1"]

@@ -81,6 +81,7 @@ def spade(
     ] = None,
     cut: options.CutOption = str(Cut()),
     dtype: options.Dtype = Compute.dtype,
+    batch_invariant: options.BatchInvariant = Compute.batch_invariant,
     device: options.DeviceOption = Compute.device,
     json: options.Json = False,
 ) -> None:
@@ -146,9 +147,10 @@ def spade(
         "scores": scores,
         "cut": cut,
         "dtype": dtype,
+        "batch_invariant": batch_invariant,
     }
     done = finished_rows(resume, settings)
-    compute = Compute(dtype, device)  # type: ignore[arg-type]
+    compute = Compute(dtype, device, batch_invariant=batch_invariant)  # type: ignore[arg-type]
     chosen = bench.Options(
         sampling,
         max_new_tokens,
