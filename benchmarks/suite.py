@@ -91,7 +91,7 @@ for name, lengths, more in (
     ("spade-bf16", "3,7,11,15,auto", ["--dtype", "bfloat16"]),
     (
         "spade-bf16-invariant",
-        "11,15",
+        "3,7,11,15,auto",
         ["--dtype", "bfloat16", "--batch-invariant", "--colocated", "none", "--no-scores"],
     ),
     ("spade-drawn", "2,4,8,16,auto", ["--temperature", "0.8", "--accept", "rejection"]),

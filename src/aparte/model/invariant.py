@@ -177,7 +177,8 @@ class FixedRows(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features] -> [..., out_features]``."""
         rows = x.reshape(-1, self.in_features)
-        padded = nn.functional.pad(rows, (0, 0, 0, -len(rows) % self._rows))
+        missing = -len(rows) % self._rows
+        padded = nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows.contiguous()
         blocks = [self.linear(block) for block in torch.split(padded, self._rows)]
         result = (blocks[0] if len(blocks) == 1 else torch.cat(blocks))[: len(rows)]
         return result.view(*x.shape[:-1], self.out_features)
