@@ -14,7 +14,11 @@ SHAPES = (
         "spade-bf16",
         "the same with `--dtype bfloat16`, on a processor with AMX, whose near-ties fall either way",
     ),
-    ("spade-bf16-invariant", "the same with `--dtype bfloat16 --batch-invariant`"),
+    (
+        "spade-bf16-invariant",
+        "the same with `--dtype bfloat16 --batch-invariant`, against the cloud alone with both, which by itself "
+        "would be faster without the latter",
+    ),
     (
         "spade-drawn",
         "drawn trees of `d` nodes, rejection sampling at temperature 0.8, against the same alone",
