@@ -34,7 +34,7 @@ def first_largest(logits: torch.Tensor) -> torch.Tensor:
     found = blocks.amax(dim=-1).argmax(dim=-1)
     row = torch.arange(rows)
     inside = blocks[row, found]  # [n, BLOCK]
-    places = found * BLOCK + inside.argmax(dim=-1)
+    places: torch.Tensor = found * BLOCK + inside.argmax(dim=-1)
     if whole == vocab:
         return places
     rest = logits[:, whole:]
