@@ -23,6 +23,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from aparte.config import Compute, Cut
+from aparte.measure.memory import tensor_bytes
 from aparte.measure.origin import machine
 from aparte.measure.step_cost import Run, in_turns, prefilled, tree
 from aparte.model.parts import Blueprint
@@ -64,11 +65,6 @@ def bytes_per_s(device: torch.device, size: int) -> float:
     return 2 * size / took_ms * 1e3
 
 
-def weights_of(stage: Stage) -> int:
-    """Bytes that a step reads."""
-    return sum(weight.nbytes for weight in stage._layers.parameters())
-
-
 def steps(stage: Stage, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     """Medians by number of nodes, without recordings and with them where there can be any."""
     ways = {"step_ms": stage}
@@ -100,7 +96,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         cut = Cut(options.ends, options.ends)
         stage = blueprint.stage(cut.middle(blueprint.layers))
     speed = bytes_per_s(device, options.copied)
-    floor_ms = weights_of(stage) / speed * 1e3
+    weights = tensor_bytes(blueprint, cut, "middle")
+    floor_ms = weights / speed * 1e3
     rows = steps(stage, options, device)
     for row in rows:
         best_ms = row.get("recorded_ms", row["step_ms"])
@@ -111,7 +108,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
         "layers": f"{len(stage.layer_indices)} of {options.layers}, width {options.width}",
         "context": options.context,
-        "weights_gb": weights_of(stage) / 1e9,
+        "weights_gb": weights / 1e9,
         "memory_gb_per_s": speed / 1e9,
         "floor_ms": floor_ms,
         "paper_a_overhead_ms": PAPER_A_OVERHEAD_MS,
