@@ -63,8 +63,9 @@ def test_loading_peaks_at_the_size_of_the_part(folder: Path, dtype: str, kernels
 def test_loading_the_default_model(part: str, dtype: str) -> None:
     folder = resolve(DEFAULT_MODEL)
     loaded = memory.measure(folder, Cut(2, 2), part, Compute(dtype, "cpu")).to_dict()  # type: ignore[arg-type]
-    # Sizes are those of processors with AVX2; where there is AVX-512, 8-bit matrices are padded to less.
-    least = 0.8 if dtype == "int8" else 0.9
+    # With AVX-512 8-bit matrices are laid out so that much of their padding lies in pages nobody touches.
+    untouched = dtype == "int8" and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    least = 0.8 if untouched else 0.9
     assert least < loaded["held_over_tensors"] <= loaded["peak_over_tensors"] < 1.15, loaded
 
 

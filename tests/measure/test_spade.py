@@ -42,6 +42,7 @@ from aparte.model.parts import Blueprint
 from aparte.speculate.settings import Drafting
 from cli.command import Command
 from running import FLOAT32
+from tiny import save_tiny
 
 QUESTIONS = (
     Question("1", "qa", ("the cat and the dog",)),
@@ -475,6 +476,14 @@ class TestCommand:
         result = aparte(*self.words(llama_folder, data, *more))
         assert result.code == 2
         assert message in result.err
+
+    def test_batch_invariant_reaches_both_sides(self, aparte: Command, data: Path, tmp_path: Path) -> None:
+        """A family that cannot have it is refused, which it would not be if the option were dropped."""
+        folder = save_tiny("gemma2", tmp_path / "gemma2")
+        assert aparte(*self.words(folder, data)).code == 0
+        result = aparte(*self.words(folder, data, "--batch-invariant"))
+        assert result.code == 2
+        assert "--batch-invariant does not work" in result.err
 
 
 class TestEnd:
