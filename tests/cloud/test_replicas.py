@@ -107,6 +107,7 @@ def test_the_door_is_that_of_a_single_server(cluster: Cluster, llama_folder: Pat
         frame = device.receive()
         assert isinstance(frame, ErrorFrame)
         assert frame.code == "frame"
+    wait_until(lambda: len(cluster.hosts()) >= 1, 60)  # Ray brings what replicas log when it gets to it
 
 
 def test_nothing_listens_where_other_machines_could_reach_it(cluster: Cluster) -> None:
@@ -124,17 +125,17 @@ def test_a_replica_is_killed_and_the_answer_goes_on(cluster: Cluster, llama_fold
     recovery = Recovery(LinkSettings(retries=12, first_wait_s=0.01, longest_wait_s=2.0))
     job = Job(PROMPT, Sampling(), COUNT, frozenset(), 1, recovery=recovery)
     tokens: list[int] = []
+    killed: list[int] = []
     for block in decode(target, Session(), Nothing(), job):
         tokens += block.tokens
-        if len(tokens) == COUNT // 2:
+        if len(tokens) >= COUNT // 2 and not killed:
             wait_until(lambda: len(cluster.hosts()) > before, 60)
-            os.kill(cluster.hosts()[before], signal.SIGKILL)
+            killed.append(cluster.hosts()[before])
+            os.kill(killed[0], signal.SIGKILL)
     target.close()
     assert tokens == unsplit_tokens(llama_folder, PROMPT, COUNT)
     assert recovery.lost >= 1
-    wait_until(lambda: len(cluster.hosts()) == before + 2, 60)
-    killed, survivor = cluster.hosts()[before:]
-    assert killed != survivor
+    wait_until(lambda: cluster.hosts()[-1] not in killed, 60)
     assert cluster.child.poll() is None
 
 
