@@ -12,9 +12,10 @@ from aparte.config import Compute, Cut
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.measure.verify import Written, write_split
-from aparte.model.invariant import BLOCK, TAIL, FixedRows, Visible, fix_rows, fixed_rows
+from aparte.model.invariant import BLOCK, FixedRows, Visible, fix_rows, fixed_rows
 from aparte.model.linear import TILE, Bfloat16Linear, Int8Linear, bf16_available, packed_available
 from aparte.model.parts import Blueprint
+from aparte.model.together import TAIL
 from aparte.speculate.settings import Decoding
 from tiny import save_tiny, tiny_model
 

@@ -46,12 +46,15 @@ class PackedLinear(nn.Module):
     """``y = x W^T + b`` with ``W`` packed in half precision; ``x`` and ``y`` are float32."""
 
     stored = "float16"
+    #: What it multiplies.
+    takes = torch.float32
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """``weight`` may be of any number format; at most :data:`BLOCK` numbers are converted at a time."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        rows = max(1, BLOCK // self.in_features)
+        #: Outputs of each part that is packed.
+        self.rows = rows = max(1, BLOCK // self.in_features)
         # Contiguous float32 is what the packers want.
         self._packed = [
             self._pack(
@@ -108,6 +111,7 @@ class Bfloat16Linear(PackedLinear):
     """``y = x W^T + b`` with all of them in bfloat16, each output summed in float32."""
 
     stored = "bfloat16"
+    takes = torch.bfloat16
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         # Looked up here, because builds of torch without oneDNN know no such name.

@@ -1,0 +1,170 @@
+"""Attention of several nodes on a CPU in which each gets the numbers that it would get alone, to the bit.
+
+A node's past is cut in two at a place that depends on its length alone. The older part lies in the cache as
+it is, row by row, and nodes that are cut at the same place look at it together, as rows of blocks of one
+size. The newer part, in which the nodes of a tree differ, is copied out for each, in the order of its
+positions, and filled up to :data:`TAIL` rows. So every node is computed in calls whose shapes do not depend
+on the step, but for the number of batches.
+
+Between operations of this size a processor spends as long as in them, so there are few: queries are laid out
+once, for both parts, and both results lie alike.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from aparte.model.pieces import weighted
+
+#: What a node sees is cut at multiples of this.
+STRIDE = 32
+#: Rows of the newer part: more than any has.
+TAIL = 2 * STRIDE
+#: Least rows of a query. Each thread of the kernel has a share of one buffer, as large as the rows need, and
+#: the library that multiplies may go another way where it is not aligned.
+ROWS = 8
+#: Rows of a block of queries to an older part, unless one node has more. The kernel takes as many at a time.
+BLOCK_ROWS = 32
+
+
+class Past(NamedTuple):
+    """What a node sees of a cache, by increasing position."""
+
+    #: Of the older part the first and the end, or each by itself where they do not lie side by side.
+    older: tuple[int, ...]
+    newer: np.ndarray
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> Past:
+        """Cut ``rows``."""
+        cut = max(0, len(rows) // STRIDE - 1) * STRIDE
+        older, newer = rows[:cut], rows[cut:]
+        if cut and older[-1] - older[0] == cut - 1:
+            return cls((int(older[0]), int(older[-1]) + 1), newer)
+        return cls(tuple(older.tolist()), newer)
+
+
+class _Plan:
+    """Which row goes where, for some shapes, with room for one layer after the other."""
+
+    def __init__(self, newer: np.ndarray, query: torch.Tensor, key: torch.Tensor) -> None:
+        """``newer`` are the rows of the newer parts, ``[n, 1, TAIL]``."""
+        _, heads, nodes, size = query.shape
+        shared = key.shape[1]
+        own = heads // shared
+        #: How many heads there are to a head of the keys, as they are laid out.
+        each = 1 << (own - 1).bit_length()
+        height = max(BLOCK_ROWS, each)
+        self.blocks = -(-nodes * each // height)
+        # By node, by head among those that share keys, by head of the keys. A node more, because to the
+        # newer parts the last may have more rows than its own.
+        spots = np.arange(self.blocks * height // each + -(-ROWS // each))[:, None, None]
+        inside = np.arange(shared) * own + np.minimum(np.arange(each), own - 1)[:, None]
+        _, apart, next_one, _ = query.stride()
+        self.picked = _index((np.minimum(spots, nodes - 1) * next_one + inside * apart) // size)
+        _, apart, next_one, _ = key.stride()
+        self.copied = _index((newer * next_one + np.arange(shared)[:, None] * apart) // size)
+        self.queries = query.new_empty(len(self.picked), size)
+        self.keys, self.values = (key.new_empty(len(self.copied), size) for _ in "kv")
+        # Heads that share keys are rows of one query.
+        row, rows = shared * size, max(ROWS, each)
+        strides = (height * row, size, row, 1)
+        self.in_blocks = self.queries.as_strided((self.blocks, shared, height, size), strides)
+        strides = (each * row, size, row, 1)
+        self.alone = self.queries.as_strided((nodes, shared, rows, size), strides)
+        self.copies = [whole.view(nodes, shared, TAIL, size) for whole in (self.keys, self.values)]
+        self.results = (nodes, shared, own, size), (each * row, size, row, 1), (rows * row, size, row, 1)
+        self.weights = (nodes, shared, own, 1), (each * shared, 1, shared, 1), (rows * shared, 1, shared, 1)
+
+
+class Together:
+    """Some of a step's nodes, which see the same older part, and attention that goes by it."""
+
+    def __init__(self, pasts: list[Past], dtype: torch.dtype) -> None:
+        self._older = pasts[0].older
+        self._newer = np.empty((len(pasts), 1, TAIL), dtype=np.int64)
+        fill = np.zeros((len(pasts), 1, 1, TAIL), dtype=np.float32)
+        for node, (_, newer) in enumerate(pasts):
+            self._newer[node, 0, : len(newer)], self._newer[node, 0, len(newer) :] = newer, newer[-1]
+            fill[node, ..., len(newer) :] = -np.inf
+        self._fill = torch.from_numpy(fill).to(dtype)
+        self._plans: dict[tuple[object, ...], _Plan] = {}
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """``query`` ``[1, H, n, hd]``, ``key`` and ``value`` ``[1, kv, total, hd]``; returns
+        ``[1, n, H, hd]``."""
+        plan = self._plan(query, key, value)
+        if plan is None:
+            return self.attend(query.contiguous(), key.contiguous(), value.contiguous(), scaling)
+        # What is selected is contiguous, whatever it comes from: a kernel may look at how its input lies.
+        # Rows of a matrix are selected three times as fast as along an inner dimension.
+        torch.index_select(_matrix(query), 0, plan.picked, out=plan.queries)
+        torch.index_select(_matrix(key), 0, plan.copied, out=plan.keys)
+        torch.index_select(_matrix(value), 0, plan.copied, out=plan.values)
+        keys, values = plan.copies
+        result, weight = _weighted(plan.alone, keys, values, self._fill, scaling)
+        shape, strides, newer_strides = plan.results
+        result = result.as_strided(shape, newer_strides)
+        if self._older:
+            before, share = _weighted(
+                plan.in_blocks, self._cut(key, plan), self._cut(value, plan), None, scaling
+            )
+            before = before.as_strided(shape, strides)
+            shape, strides, newer_strides = plan.weights
+            own = share.as_strided(shape, strides).sub_(weight.as_strided(shape, newer_strides))
+            # The exponential of a vector's worth of numbers and that of one differ in the last bit, so it is
+            # of whole blocks.
+            share.sigmoid_()
+            result = before.sub_(result).mul_(own.to(before.dtype)).add_(result)
+        return result.reshape(1, query.shape[2], query.shape[1], -1)
+
+    def _cut(self, whole: torch.Tensor, plan: _Plan) -> torch.Tensor:
+        """The older part of ``[1, kv, total, hd]``, for each block."""
+        if len(self._older) == 2:
+            first, end = self._older
+            older = whole[:, :, first:end]
+        else:
+            older = whole[:, :, self._older]
+        return older if plan.blocks == 1 else older.expand(plan.blocks, -1, -1, -1)
+
+    def _plan(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> _Plan | None:
+        """None if they do not consist of rows of one length, or keys and values lie differently."""
+        kind = (query.shape, query.stride(), key.shape, key.stride())
+        if (plan := self._plans.get(kind)) is None:
+            size = query.shape[3]
+            strides = [*query.stride()[1:3], *key.stride()[1:3]]
+            if query.stride(3) != 1 or key.stride(3) != 1 or any(stride % size for stride in strides):
+                return None
+            plan = self._plans[kind] = _Plan(self._newer, query, key)
+        return plan if value.stride() == key.stride() else None
+
+
+def _index(rows: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(rows.ravel())
+
+
+def _matrix(whole: torch.Tensor) -> torch.Tensor:
+    """``[1, H, n, hd]`` as a matrix of all rows that there are between its first and its last."""
+    _, heads, nodes, size = whole.shape
+    _, apart, next_one, _ = whole.stride()
+    return whole.as_strided((((heads - 1) * apart + (nodes - 1) * next_one) // size + 1, size), (size, 1))
+
+
+def _weighted(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`weighted`, never of a single piece of work: its products alone would use several threads."""
+    count, shared = query.shape[:2]
+    if count * shared == 1:
+        query, key, value = (whole.expand(2, -1, -1, -1) for whole in (query, key, value))
+        mask = None if mask is None else mask.expand(2, -1, -1, -1)
+    result, weights = weighted(query, key, value, mask, scaling)
+    if shared > 1 and (result.stride(1) != result.shape[3] or weights.stride(1) != 1):
+        # By row and then by head is how this kernel leaves them, and how they are read here.
+        result, weights = (whole.transpose(1, 2).contiguous().transpose(1, 2) for whole in (result, weights))
+    return (result, weights) if count * shared > 1 else (result[:1], weights[:1])
