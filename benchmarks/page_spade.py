@@ -16,8 +16,7 @@ SHAPES = (
     ),
     (
         "spade-bf16-invariant",
-        "the same with `--dtype bfloat16 --batch-invariant`, against the cloud alone with both, which by itself "
-        "would be faster without the latter",
+        "the same with `--dtype bfloat16 --batch-invariant`, against the cloud alone with both",
     ),
     (
         "spade-drawn",
@@ -84,6 +83,10 @@ def _table(first: dict[str, Any], paper: dict[str, Any], shapes: list[tuple[dict
         rows.append(["edge only", "0", "", "0", _speeds(first["edge_only"]), "", "", "", ""])
     for result, label in shapes:
         rows.append([f"*{label}*", *[""] * 8])
+        if "cloud_only_plain" in result:
+            row = result["cloud_only_plain"]
+            times = [f"{row['cloud_time_ratio']:.2f}", _speeds(row), "1.00", *[""] * 3]
+            rows.append(["cloud only, without `--batch-invariant`", _calls(row), "", *times])
         rows += [_row(f"d = {row['d']}", row) for row in result["sweep"]]
         if "automatic" in result:
             row = result["automatic"]

@@ -24,6 +24,7 @@ from aparte.measure.spade import (
     COLOCATED,
     EDGE,
     ONE,
+    PLAIN,
     RTTS_MS,
     Bench,
     Options,
@@ -66,13 +67,15 @@ def blueprint(llama_folder: Path) -> Blueprint:
 
 def open_tiny(blueprint: Blueprint, draft: str, **more: Any) -> Sides:
     sides = open_sides(blueprint, "tiny", Drafting(draft, accept=more.pop("accept", "coupled")), **more)
-    for edge in (sides.edge, sides.bare):
-        edge.writer.codec.eos = frozenset()
+    for edge in (sides.edge, sides.bare, sides.plain):
+        if edge is not None:
+            edge.writer.codec.eos = frozenset()
     return sides
 
 
 def rows_of(sides: Sides, options: Options, done: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-    return list(Bench(sides.edge, sides.bare, options, REFERENCES).run(QUESTIONS, done=done))
+    bench = Bench(sides.edge, sides.bare, options, REFERENCES, sides.plain)
+    return list(bench.run(QUESTIONS, done=done))
 
 
 def runs_of(row: dict[str, Any]) -> dict[str, Run]:
@@ -201,6 +204,36 @@ class TestBaselines:
         )
         assert "colocated" not in report
         assert "pipelined" not in report
+
+
+class TestBatchInvariant:
+    """What the option costs the cloud by itself is measured too, so that savings are not those of its price."""
+
+    def test_the_cloud_without_it_takes_part(self, llama_folder: Path) -> None:
+        compute = replace(FLOAT32, batch_invariant=True)
+        sides = open_tiny(Blueprint.open(llama_folder, compute), "context")
+        assert sides.plain is not None
+        rows = rows_of(sides, Options(Sampling(), TOKENS, (2,)))
+        alone, plain = (runs_of(rows[0])[way] for way in (CLOUD, PLAIN))
+        assert plain.tokens == plain.steps == alone.tokens == TOKENS
+        assert plain.cloud_ms > 0
+        report = summarize(rows, (2,), 100.0, {}, exact=True)
+        ratio = report["cloud_only_plain"]["cloud_time_ratio"]
+        ms = [sum(runs_of(row)[way].cloud_ms for row in rows) for way in (PLAIN, CLOUD)]
+        assert ratio == pytest.approx(ms[0] / ms[1], abs=1e-3)
+        assert any(line[0] == "cloud only, without --batch-invariant" for line in cells(report)[1])
+
+    def test_its_text_is_not_that_of_the_others(self) -> None:
+        """A near-tie that falls the other way there is no difference of theirs."""
+        row = made({CLOUD: 100, PLAIN: 100, "2": 50})
+        row["runs"][PLAIN]["digest"] = "another"
+        assert summarize([row], (2,), 100.0, {}, exact=True)["different"] == []
+
+    def test_nobody_takes_part_where_it_is_not_used(self, blueprint: Blueprint) -> None:
+        sides = open_tiny(blueprint, "context")
+        assert sides.plain is None
+        (row, *_) = rows_of(sides, Options(Sampling(), TOKENS, (2,)))
+        assert PLAIN not in row["runs"]
 
 
 class TestAutomatic:

@@ -167,7 +167,7 @@ def spade(
     with progress_bar() as progress:
         sides = _open(model, where, compute, drafting, mbps, progress)
         try:
-            measured = bench.Bench(sides.edge, sides.bare, chosen, references)
+            measured = bench.Bench(sides.edge, sides.bare, chosen, references, sides.plain)
             for row in measured.run(
                 questions, done=done, progress=lambda number, total: progress("questions", number, total)
             ):
@@ -245,6 +245,13 @@ def _show(report: dict[str, Any]) -> None:
         else f"d={best['d']}: the cloud by itself is faster at any round trip, for one user."
     )
     note(f"Least cloud time of all d: {report['cheapest_d']}.")
+    if "cloud_only_plain" in report:
+        least = next(row for row in report["sweep"] if row["d"] == report["cheapest_d"])
+        ratio = least["cloud_time_ratio"] / report["cloud_only_plain"]["cloud_time_ratio"]
+        note(
+            f"Of the time of the cloud by itself without --batch-invariant, d={report['cheapest_d']} takes "
+            f"{ratio:.2f}."
+        )
     if "automatic" in report:
         found = report["automatic"]
         note(

@@ -39,6 +39,8 @@ from aparte.target.draft import DraftTarget
 #: Block lengths of the paper's sweep and around it.
 LENGTHS = (1, 2, 4, 6, 8, 12)
 CLOUD, EDGE, BARE = "cloud_only", "edge_only", "no_states"
+#: The cloud by itself, computing without ``--batch-invariant``.
+PLAIN = "cloud_only_plain"
 #: Blocks that get as many nodes as are worth it.
 AUTO = "automatic"
 #: Names of further ways: with a block length, and with a round trip.
@@ -136,16 +138,22 @@ class Way:
     profile: WanProfile | None = None
     ahead: SendAhead | None = None
     bare: bool = False
+    plain: bool = False
 
 
 @dataclass
 class Bench:
-    """The sides: ``edge`` is how SPADE is used, ``bare`` the same without returned states."""
+    """The sides: ``edge`` is how SPADE is used, ``bare`` the same without returned states.
+
+    ``plain`` has a verifier that computes without ``--batch-invariant``, where the others do with it: what
+    they save is reported against that one too.
+    """
 
     edge: Edge
     bare: Edge
     options: Options
     references: Mapping[str, str] = field(default_factory=dict)
+    plain: Edge | None = None
 
     def __post_init__(self) -> None:
         # What is learned of a link holds from question to question, as it does in use.
@@ -162,6 +170,8 @@ class Bench:
         """What is measured, by name; None is the draft alone."""
         options = self.options
         ways: dict[str, Way | None] = {CLOUD: Way(0, bare=True)}
+        if self.plain is not None:
+            ways[PLAIN] = Way(0, plain=True)
         if self.edge.models:
             ways[EDGE] = None
         ways |= {str(length): Way(length) for length in options.lengths}
@@ -201,6 +211,8 @@ class Bench:
         read = self._read(self.edge, prompt)
         if self.has_states:
             self._read(self.bare, prompt)
+        if self.plain is not None:
+            self._read(self.plain, prompt)
         ways = list(self.ways.items())
         start = number % len(ways)
         runs = {name: self._write(way, prompt) for name, way in (*ways[start:], *ways[:start])}
@@ -219,7 +231,7 @@ class Bench:
     def _read(self, edge: Edge, prompt: Sequence[int]) -> Prompt:
         """Have both sides read the prompt, and a few tokens more, so that what needs a first time has it."""
         edge.writer.forget()
-        length = self.options.bare_length
+        length = 0 if edge is self.plain else self.options.bare_length
         drafter = self._new_drafter(edge, length)
         answer = self._answer(edge, prompt, Way(length), drafter, WARM_UP_TOKENS)
         first = answer.steps[0]
@@ -235,7 +247,7 @@ class Bench:
     def _write(self, way: Way | None, prompt: Sequence[int]) -> Run:
         if way is None:
             return self._alone(prompt)
-        edge = self.bare if way.bare else self.edge
+        edge = self.plain if way.plain and self.plain else self.bare if way.bare else self.edge
         link, usual = edge.link, edge.link.profile
         link.profile = way.profile or usual
         states, cloud_ms = edge.bytes_states, link.computed_ms

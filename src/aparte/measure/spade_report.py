@@ -7,7 +7,7 @@ from typing import Any
 
 from aparte.errors import UserError
 from aparte.measure.scores import score
-from aparte.measure.spade import AUTO, BARE, CLOUD, EDGE, RTTS_MS
+from aparte.measure.spade import AUTO, BARE, CLOUD, EDGE, PLAIN, RTTS_MS
 from aparte.measure.spade_baselines import colocated, per_token_ms, pipelined, speeds
 from aparte.measure.spade_run import Run
 
@@ -83,7 +83,9 @@ def _different(rows: Sequence[dict[str, Any]]) -> list[str]:
         row["id"]
         for row in rows
         if any(
-            run["digest"] != row["runs"][CLOUD]["digest"] for way, run in row["runs"].items() if way != EDGE
+            run["digest"] != row["runs"][CLOUD]["digest"]
+            for way, run in row["runs"].items()
+            if way not in (EDGE, PLAIN)
         )
     ]
 
@@ -129,6 +131,9 @@ def _tables(
         {"d": length} | _spade(runs(str(length)), alone, mbps, exact=exact) | scores(str(length))
         for length in lengths
     ]
+    if PLAIN in rows[0]["runs"]:
+        ratio = per_token_ms(runs(PLAIN)) / per_token_ms(alone)
+        result[PLAIN] = _cloud_only(runs(PLAIN), mbps) | {"cloud_time_ratio": round(ratio, 4)} | scores(PLAIN)
     if AUTO in rows[0]["runs"]:
         result[AUTO] = _spade(runs(AUTO), alone, mbps, exact=exact) | scores(AUTO)
     if BARE in rows[0]["runs"]:
@@ -226,6 +231,8 @@ def cells(report: dict[str, Any], part: str | None = None) -> tuple[list[str], l
         ]
 
     rows = [line("cloud only", figures[CLOUD])]
+    if PLAIN in figures:
+        rows.append(line("cloud only, without --batch-invariant", figures[PLAIN]))
     if EDGE in figures:
         rows.append(line("edge only", figures[EDGE]))
     rows += [line(f"SPADE d={row['d']}", row) for row in figures["sweep"]]

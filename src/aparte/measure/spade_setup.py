@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,16 +33,19 @@ from aparte.text.tokenizer import Codec
 class Sides:
     """``edge`` with returned states and ``bare`` without; the same one where the draft has no use for them.
 
+    ``plain`` has the same verifier without ``--batch-invariant``, if the others have it with that.
     ``memory_share`` is the edge's part of the whole model's numbers.
     """
 
     edge: Edge
     bare: Edge
     memory_share: float
+    plain: Edge | None = None
 
     def close(self) -> None:
-        for edge in (self.edge, self.bare):
-            edge.writer.target.close()
+        for edge in (self.edge, self.bare, self.plain):
+            if edge is not None:
+                edge.writer.target.close()
 
 
 def open_sides(
@@ -76,23 +79,27 @@ def open_sides(
         check_vocabulary(ours, theirs, drafting.model or "")
         models["model"] = DraftModel(draft_model, blueprint.vocab_size, progress=progress)
         held += _parameters(draft_model, draft_model.layers)
-    connect = partial(_connect, blueprint, verifier, drafting, profile or WanProfile(), clock)
+    connect = partial(_connect, blueprint, drafting, profile or WanProfile(), clock)
+    plain = None
+    if blueprint.precision.invariant:
+        without = Blueprint(blueprint.checkpoint, replace(blueprint.precision, invariant=False), checked=True)
+        plain = connect(load_verifier(without, name, progress=progress), {})
+    connect = partial(connect, verifier)
     if bridge is None:
         edge = connect(models)
-        return Sides(edge, edge, held / whole)
+        return Sides(edge, edge, held / whole, plain)
     cut = cut or Cut()
     parts = EdgeParts(load_bridge(bridge, blueprint, cut), blueprint, cut, progress)
-    return Sides(
-        connect(models, parts, states=True), connect(models, parts), (held + parts.parameters) / whole
-    )
+    share = (held + parts.parameters) / whole
+    return Sides(connect(models, parts, states=True), connect(models, parts), share, plain)
 
 
 def _connect(
     blueprint: Blueprint,
-    verifier: Verifier,
     drafting: Drafting,
     profile: WanProfile,
     clock: Callable[[], float],
+    verifier: Verifier,
     models: Mapping[str, TreeModel | CommonTable],
     parts: EdgeParts | None = None,
     *,
