@@ -207,7 +207,7 @@ class TestBaselines:
 
 
 class TestBatchInvariant:
-    """What the option costs the cloud by itself is measured too, so that savings are not those of its price."""
+    """What the option costs the cloud by itself is measured too: savings should not be of its price."""
 
     def test_the_cloud_without_it_takes_part(self, llama_folder: Path) -> None:
         compute = replace(FLOAT32, batch_invariant=True)
