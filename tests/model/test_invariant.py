@@ -12,8 +12,15 @@ from aparte.config import Compute, Cut
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.measure.verify import Written, write_split
-from aparte.model.invariant import BLOCK, FixedRows, Visible, fix_rows, fixed_rows
-from aparte.model.linear import TILE, Bfloat16Linear, Int8Linear, bf16_available, packed_available
+from aparte.model.invariant import ALIKE, BLOCK, FixedRows, Visible, alike_from, fix_rows, fixed_rows
+from aparte.model.linear import (
+    TILE,
+    Bfloat16Linear,
+    Int8Linear,
+    PackedLinear,
+    bf16_available,
+    packed_available,
+)
 from aparte.model.parts import Blueprint
 from aparte.model.together import TAIL
 from aparte.speculate.settings import Decoding
@@ -64,37 +71,49 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (4, 4, 8), (6, 1, 24), (1, 1, 16)])
 @pytest.mark.parametrize("window", [None, 90])
+@pytest.mark.parametrize("first", [50, 200])  # from there on, more nodes than go in one call
 def test_attention_of_a_node_is_the_same_in_any_tree(
-    heads: int, shared: int, size: int, window: int | None
+    heads: int, shared: int, size: int, window: int | None, first: int, dtype: torch.dtype
 ) -> None:
-    """A chain of 300 tokens, one at a time and in a tree among others whose rows lie in between."""
+    """A chain of tokens, one at a time, few and many at a time, in a tree with others in between."""
     generator = torch.Generator().manual_seed(heads)
-    total = 300
+    total = first + 100
     query, key, value = (
-        torch.randn(1, count, total, size, generator=generator) for count in (heads, shared, shared)
+        torch.randn(1, count, total, size, generator=generator).to(dtype) for count in (heads, shared, shared)
     )
-    first = 200  # of those computed together, more than go in one call
     places = torch.cat([torch.arange(first), torch.arange(first, first + 2 * (total - first), 2)])
-    scattered = [torch.full((1, shared, int(places[-1]) + 1, size), 7.0) for _ in "kv"]
+    scattered = [torch.full((1, shared, int(places[-1]) + 1, size), 7.0, dtype=dtype) for _ in "kv"]
     for whole, spread in zip((key, value), scattered, strict=True):
         spread[:, :, places] = whole
-    mask = torch.full((total, int(places[-1]) + 1), float("-inf"))
+    mask = torch.full((total, int(places[-1]) + 1), float("-inf"), dtype=dtype)
     for node in range(total):
         mask[node, places[0 if window is None else max(0, node - window) : node + 1]] = 0
-    together = Visible(mask[first:]).attend(query[:, :, first:], *scattered, 0.2)
+
+    def attended(nodes: slice) -> torch.Tensor:
+        return Visible(mask[nodes]).attend(query[:, :, nodes], *scattered, 0.2)[0]
+
+    together = attended(slice(first, total))
+    few = [attended(slice(start, start + 20)) for start in range(first, total, 20)]
+    assert torch.equal(torch.cat(few), together)
     for node in range(first, total):
-        row = torch.zeros(1, node + 1)
-        row[:, : 0 if window is None else max(0, node - window)] = float("-inf")
+        past = slice(0 if window is None else max(0, node - window), node + 1)
+        row = torch.full((1, node + 1), float("-inf"), dtype=dtype)
+        row[:, past] = 0
         seen = [whole[:, :, : node + 1] for whole in (key, value)]
         alone = Visible(row).attend(query[:, :, node : node + 1], *seen, 0.2)
-        assert torch.equal(alone[0, 0], together[0, node - first])
-        past = slice(0 if window is None else max(0, node - window), node + 1)
+        assert torch.equal(alone[0, 0], together[node - first])
         expected = torch.nn.functional.scaled_dot_product_attention(
-            query[:, :, node : node + 1], key[:, :, past], value[:, :, past], scale=0.2, enable_gqa=True
+            query[:, :, node : node + 1].float(),
+            key[:, :, past].float(),
+            value[:, :, past].float(),
+            scale=0.2,
+            enable_gqa=True,
         )
-        torch.testing.assert_close(alone[0, 0], expected[0, :, 0], atol=1e-5, rtol=1e-4)
+        near = (1e-5, 1e-4) if dtype == torch.float32 else (2e-2, 2e-2)
+        torch.testing.assert_close(alone[0, 0].float(), expected[0, :, 0], atol=near[0], rtol=near[1])
 
 
 def test_a_node_sees_its_own_past_in_order() -> None:
@@ -128,6 +147,44 @@ def test_fixed_tiles_compute_the_same(rows: int) -> None:
     x = torch.randn(1, rows, 64).bfloat16()
     for place in range(rows):
         assert torch.equal(fixed(x[:, place : place + 1]), fixed(x)[:, place : place + 1])
+
+
+@pytest.mark.skipif(not packed_available(), reason="this CPU has no packed kernels")
+@pytest.mark.parametrize("kind", [PackedLinear, *([Bfloat16Linear] if bf16_available() else [])])
+@pytest.mark.parametrize("shape", [(64, 32), (96, 576), (33, 40)])
+def test_packed_linears_take_what_rows_there_are(kind: type[PackedLinear], shape: tuple[int, int]) -> None:
+    """As many as a trial found to be alike, and each row is then what it is among any others."""
+    fixed = fixed_rows(kind(torch.randn(shape), None))
+    assert isinstance(fixed, FixedRows)
+    assert (fixed.most == ALIKE) == (alike_from(fixed.linear) is not None)  # type: ignore[arg-type]
+    # Numbers whose products cancel, so that every order of adding them up shows.
+    half = torch.randn(3 * ALIKE, shape[1] // 2)
+    x = torch.cat([half, half], dim=1).to(kind.takes)
+    weight = torch.randn(shape[0], shape[1] // 2)
+    fixed.linear = kind(torch.cat([weight, -weight], dim=1), None)
+    whole = fixed(x)
+    for count in (1, 2, 3, 5, 8, 13, 16, 17, ALIKE, ALIKE + 1, 2 * ALIKE + 5):
+        assert torch.equal(fixed(x[:count]), whole[:count])
+        assert torch.equal(fixed(x[-count:]), whole[-count:])
+
+
+def test_a_kernel_that_is_not_alike_gets_blocks() -> None:
+    """One whose results depend on how many rows there are: then a trial finds so, and none where it does."""
+
+    class Uneven(PackedLinear):
+        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+            torch.nn.Module.__init__(self)
+            self.out_features, self.in_features = weight.shape
+            self.rows = len(weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.full((len(x), self.out_features), float(min(len(x), self.until)))
+
+        until = 3
+
+    assert alike_from(Uneven(torch.zeros(5, 8), None)) == 3
+    Uneven.until = ALIKE
+    assert alike_from(Uneven(torch.zeros(6, 8), None)) is None
 
 
 @pytest.mark.skipif(not packed_available(), reason="this CPU has no packed kernels")

@@ -33,6 +33,8 @@ from aparte.model.together import Past, Together
 BLOCK = 8
 #: unless a trial shows that it need not. Then blocks have up to so many.
 ALIKE = 32
+#: So many nodes may look at two older parts each, which takes less than going twice.
+FEW = 32
 #: Most nodes that attend together: newer parts are copied out for each.
 MOST = 64
 
@@ -69,8 +71,10 @@ class Visible:
 
     @functools.cached_property
     def _groups(self) -> list[tuple[list[int], Together]]:
-        """Nodes that see the same older rows, at most :data:`MOST` at a time."""
+        """Nodes that attend together: those that see the same older rows, or all of few that see two."""
         pasts = [Past.of(rows) for rows in self._rows]
+        if len(pasts) <= FEW and len({past.older for past in pasts}) <= 2:
+            return [(list(range(len(pasts))), Together(pasts, self._dtype))]
         alike: dict[tuple[int, ...], list[int]] = {}
         for node, past in enumerate(pasts):
             alike.setdefault(past.older, []).append(node)

@@ -50,8 +50,11 @@ class Past(NamedTuple):
 class _Plan:
     """Which row goes where, for some shapes, with room for one layer after the other."""
 
-    def __init__(self, newer: np.ndarray, query: torch.Tensor, key: torch.Tensor) -> None:
-        """``newer`` are the rows of the newer parts, ``[n, 1, TAIL]``."""
+    def __init__(
+        self, newer: np.ndarray, which: np.ndarray, count: int, query: torch.Tensor, key: torch.Tensor
+    ) -> None:
+        """``newer`` are the rows of the newer parts, ``[n, 1, TAIL]``; ``which`` of ``count`` older parts is
+        each node's."""
         _, heads, nodes, size = query.shape
         shared = key.shape[1]
         own = heads // shared
@@ -71,6 +74,12 @@ class _Plan:
         self.keys, self.values = (key.new_empty(len(self.copied), size) for _ in "kv")
         # Heads that share keys are rows of one query.
         row, rows = shared * size, max(ROWS, each)
+        #: Of which rows of the blocks each older part is, ``[blocks, 1, rows, 1]``, if there are several.
+        owners = np.minimum(spots, nodes - 1).repeat(each)[: self.blocks * height]
+        self.owned = [
+            torch.from_numpy(which[owners] == number).view(self.blocks, 1, height, 1)
+            for number in range(count if count > 1 else 0)
+        ]
         strides = (height * row, size, row, 1)
         self.in_blocks = self.queries.as_strided((self.blocks, shared, height, size), strides)
         strides = (each * row, size, row, 1)
@@ -81,10 +90,15 @@ class _Plan:
 
 
 class Together:
-    """Some of a step's nodes, which see the same older part, and attention that goes by it."""
+    """Some of a step's nodes, and attention that goes by what each of them sees.
+
+    All look at every older part that one of them sees, so these should be few.
+    """
 
     def __init__(self, pasts: list[Past], dtype: torch.dtype) -> None:
-        self._older = pasts[0].older
+        numbers: dict[tuple[int, ...], int] = {}
+        self._which = np.array([numbers.setdefault(past.older, len(numbers)) for past in pasts])
+        self._older = list(numbers)
         self._newer = np.empty((len(pasts), 1, TAIL), dtype=np.int64)
         fill = np.zeros((len(pasts), 1, 1, TAIL), dtype=np.float32)
         for node, (_, newer) in enumerate(pasts):
@@ -110,10 +124,8 @@ class Together:
         result, weight = _weighted(plan.alone, keys, values, self._fill, scaling)
         shape, strides, newer_strides = plan.results
         result = result.as_strided(shape, newer_strides)
-        if self._older:
-            before, share = _weighted(
-                plan.in_blocks, self._cut(key, plan), self._cut(value, plan), None, scaling
-            )
+        if any(self._older):
+            before, share = self._look_back(plan, key, value, scaling)
             before = before.as_strided(shape, strides)
             shape, strides, newer_strides = plan.weights
             own = share.as_strided(shape, strides).sub_(weight.as_strided(shape, newer_strides))
@@ -123,14 +135,26 @@ class Together:
             result = before.sub_(result).mul_(own.to(before.dtype)).add_(result)
         return result.reshape(1, query.shape[2], query.shape[1], -1)
 
-    def _cut(self, whole: torch.Tensor, plan: _Plan) -> torch.Tensor:
-        """The older part of ``[1, kv, total, hd]``, for each block."""
-        if len(self._older) == 2:
-            first, end = self._older
-            older = whole[:, :, first:end]
-        else:
-            older = whole[:, :, self._older]
-        return older if plan.blocks == 1 else older.expand(plan.blocks, -1, -1, -1)
+    def _look_back(
+        self, plan: _Plan, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the blocks ``[blocks, kv, rows, hd]`` to older parts, each row to that of its node,
+        and the logarithms of the sums of weights, -inf for nodes that see no older part."""
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for number, older in enumerate(self._older):
+            if older:
+                keys, values = _cut(key, older, plan.blocks), _cut(value, older, plan.blocks)
+                result, weight = _weighted(plan.in_blocks, keys, values, None, scaling)
+                if found:
+                    owned = plan.owned[number]
+                    torch.where(owned, result, found[0][0], out=found[0][0])
+                    torch.where(owned[..., 0], weight, found[0][1], out=found[0][1])
+                else:
+                    found.append((result, weight))
+        ((results, weights),) = found
+        if () in self._older:
+            weights.masked_fill_(plan.owned[self._older.index(())][..., 0], float("-inf"))
+        return results, weights
 
     def _plan(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> _Plan | None:
         """None if they do not consist of rows of one length, or keys and values lie differently."""
@@ -140,8 +164,14 @@ class Together:
             strides = [*query.stride()[1:3], *key.stride()[1:3]]
             if query.stride(3) != 1 or key.stride(3) != 1 or any(stride % size for stride in strides):
                 return None
-            plan = self._plans[kind] = _Plan(self._newer, query, key)
+            plan = self._plans[kind] = _Plan(self._newer, self._which, len(self._older), query, key)
         return plan if value.stride() == key.stride() else None
+
+
+def _cut(whole: torch.Tensor, older: tuple[int, ...], blocks: int) -> torch.Tensor:
+    """The older part of ``[1, kv, total, hd]``, for each of so many blocks."""
+    part = whole[:, :, older[0] : older[1]] if len(older) == 2 else whole[:, :, list(older)]
+    return part if blocks == 1 else part.expand(blocks, -1, -1, -1)
 
 
 def _index(rows: np.ndarray) -> torch.Tensor:
