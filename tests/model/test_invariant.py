@@ -12,12 +12,13 @@ from aparte.config import Compute, Cut
 from aparte.device import open_writer
 from aparte.errors import UserError
 from aparte.measure.verify import Written, write_split
-from aparte.model.invariant import ALIKE, BLOCK, FixedRows, Visible, alike_from, fix_rows, fixed_rows
+from aparte.model import together
+from aparte.model.alike import BLOCK
+from aparte.model.invariant import FixedRows, Visible, fix_rows, fixed_rows
 from aparte.model.linear import (
     TILE,
     Bfloat16Linear,
     Int8Linear,
-    PackedLinear,
     bf16_available,
     packed_available,
 )
@@ -70,7 +71,14 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.fixture(params=["blocks", "a block each"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a processor's kernels allow it, nodes share blocks. The other way has to work everywhere."""
+    if request.param != "blocks":
+        monkeypatch.setattr(together, "queries_alike", lambda *_: False)
+
+
+@pytest.mark.usefixtures("threads", "blocks")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (4, 4, 8), (6, 1, 24), (1, 1, 16)])
 @pytest.mark.parametrize("window", [None, 90])
@@ -95,16 +103,16 @@ def test_attention_of_a_node_is_the_same_in_any_tree(
     def attended(nodes: slice) -> torch.Tensor:
         return Visible(mask[nodes]).attend(query[:, :, nodes], *scattered, 0.2)[0]
 
-    together = attended(slice(first, total))
+    at_once = attended(slice(first, total))
     few = [attended(slice(start, start + 20)) for start in range(first, total, 20)]
-    assert torch.equal(torch.cat(few), together)
+    assert torch.equal(torch.cat(few), at_once)
     for node in range(first, total):
         past = slice(0 if window is None else max(0, node - window), node + 1)
         row = torch.full((1, node + 1), float("-inf"), dtype=dtype)
         row[:, past] = 0
         seen = [whole[:, :, : node + 1] for whole in (key, value)]
         alone = Visible(row).attend(query[:, :, node : node + 1], *seen, 0.2)
-        assert torch.equal(alone[0, 0], together[node - first])
+        assert torch.equal(alone[0, 0], at_once[node - first])
         expected = torch.nn.functional.scaled_dot_product_attention(
             query[:, :, node : node + 1].float(),
             key[:, :, past].float(),
@@ -147,44 +155,6 @@ def test_fixed_tiles_compute_the_same(rows: int) -> None:
     x = torch.randn(1, rows, 64).bfloat16()
     for place in range(rows):
         assert torch.equal(fixed(x[:, place : place + 1]), fixed(x)[:, place : place + 1])
-
-
-@pytest.mark.skipif(not packed_available(), reason="this CPU has no packed kernels")
-@pytest.mark.parametrize("kind", [PackedLinear, *([Bfloat16Linear] if bf16_available() else [])])
-@pytest.mark.parametrize("shape", [(64, 32), (96, 576), (33, 40)])
-def test_packed_linears_take_what_rows_there_are(kind: type[PackedLinear], shape: tuple[int, int]) -> None:
-    """As many as a trial found to be alike, and each row is then what it is among any others."""
-    fixed = fixed_rows(kind(torch.randn(shape), None))
-    assert isinstance(fixed, FixedRows)
-    assert (fixed.most == ALIKE) == (alike_from(fixed.linear) is not None)  # type: ignore[arg-type]
-    # Numbers whose products cancel, so that every order of adding them up shows.
-    half = torch.randn(3 * ALIKE, shape[1] // 2)
-    x = torch.cat([half, half], dim=1).to(kind.takes)
-    weight = torch.randn(shape[0], shape[1] // 2)
-    fixed.linear = kind(torch.cat([weight, -weight], dim=1), None)
-    whole = fixed(x)
-    for count in (1, 2, 3, 5, 8, 13, 16, 17, ALIKE, ALIKE + 1, 2 * ALIKE + 5):
-        assert torch.equal(fixed(x[:count]), whole[:count])
-        assert torch.equal(fixed(x[-count:]), whole[-count:])
-
-
-def test_a_kernel_that_is_not_alike_gets_blocks() -> None:
-    """One whose results depend on how many rows there are: then a trial finds so, and none where it does."""
-
-    class Uneven(PackedLinear):
-        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-            torch.nn.Module.__init__(self)
-            self.out_features, self.in_features = weight.shape
-            self.rows = len(weight)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.full((len(x), self.out_features), float(min(len(x), self.until)))
-
-        until = 3
-
-    assert alike_from(Uneven(torch.zeros(5, 8), None)) == 3
-    Uneven.until = ALIKE
-    assert alike_from(Uneven(torch.zeros(6, 8), None)) is None
 
 
 @pytest.mark.skipif(not packed_available(), reason="this CPU has no packed kernels")

@@ -54,6 +54,7 @@ class BitsLinear(nn.Module):
         """``weight`` may be of any number format and anywhere."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
+        self.device = device
         self._library = library()
         self._bias = None if bias is None else bias.detach().to(device)
 

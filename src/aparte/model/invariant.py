@@ -7,9 +7,8 @@ Here every operation that looks at more than one row is given the same shape wha
 
 - attention goes node by node, over that node's own history in the order of its positions (on a CPU in calls
   for many nodes at once, each a batch of its own);
-- linears get blocks of a fixed number of rows. Packed ones get the rows that there are where a trial shows,
-  when they are loaded, that their kernels give each row the same bits among any number of others; those in
-  8 bits always do, because sums of integers are exact.
+- linears get blocks of as many rows as a trial shows to be alike when they are loaded: any number up to a
+  limit, a fixed one, or one. Those in 8 bits take any, because sums of integers are exact.
 
 What is left works on each number by itself, or on each row. The price is measured by ``aparte bench step``,
 and whether it holds for a model here is told by ``aparte verify``, which then demands equal logits.
@@ -19,20 +18,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from aparte.model.alike import block_rows
 from aparte.model.bits import BitsLinear, GpuInt8Linear
-from aparte.model.linear import TILE, Bfloat16Linear, Int8Linear, PackedLinear
+from aparte.model.linear import Int8Linear, PackedLinear
 from aparte.model.together import Past, Together
 
-#: Rows of a block. A step of one node computes as many,
-BLOCK = 8
-#: unless a trial shows that it need not. Then blocks have up to so many.
-ALIKE = 32
 #: So many nodes may look at two older parts each, which takes less than going twice.
 FEW = 32
 #: Most nodes that attend together: newer parts are copied out for each.
@@ -93,10 +88,8 @@ class FixedRows(nn.Module):
         self.linear = linear
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        alike = alike_from(linear) if isinstance(linear, PackedLinear) else None
         #: Rows of a block, at least and at most.
-        self.least = alike or (TILE if isinstance(linear, Bfloat16Linear) else BLOCK)
-        self.most = ALIKE if alike else self.least
+        self.least, self.most = block_rows(linear)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features] -> [..., out_features]``."""
@@ -113,41 +106,6 @@ class FixedRows(nn.Module):
             return self.linear(rows)  # type: ignore[no-any-return]
         result: torch.Tensor = self.linear(nn.functional.pad(rows, (0, 0, 0, missing)))
         return result[: len(rows)]
-
-
-def alike_from(linear: PackedLinear) -> int | None:
-    """From how many rows on, up to :data:`ALIKE`, kernels give each row the same bits at any place.
-
-    None if that is more than half of them.
-    """
-    parts = {len(part) for part in torch.empty(linear.out_features).split(linear.rows)}  # type: ignore[no-untyped-call]
-    kind: Any = type(linear)  # of which the type checker does not know that it can be looked up
-    found = [_alike_from(kind, linear.in_features, part, torch.get_num_threads()) for part in parts]
-    return None if None in found else max(found)  # type: ignore[type-var]
-
-
-@functools.cache
-@torch.inference_mode()
-def _alike_from(kind: type[PackedLinear], width: int, rows: int, _threads: int) -> int | None:
-    """By a trial. Kernels are chosen by shapes and not by what is in them, so other numbers can tell.
-
-    In these every product comes twice, with either sign. What is left of their sum is its errors of rounding,
-    which are others in any other order.
-    """
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(width // 2 * 2, generator=generator)
-    weight, x = torch.zeros(rows, width), torch.zeros(ALIKE, width)
-    for whole, sign in ((weight, -1), (x, 1)):
-        half = torch.randn(len(whole), width // 2, generator=generator)
-        whole[:, order] = torch.cat([half, sign * half], dim=1)
-    linear, x = kind(weight, None), x.to(kind.takes)
-    expected = linear(x)
-    if not torch.equal(linear(x.roll(1, 0)).roll(-1, 0), expected):
-        return None
-    for least in range(ALIKE - 1, 0, -1):
-        if not torch.equal(linear(x[:least]), expected[:least]):
-            return least + 1 if least < ALIKE // 2 else None
-    return 1
 
 
 def fixed_rows(linear: nn.Module) -> nn.Module:

@@ -1,10 +1,11 @@
 """Attention of several nodes on a CPU in which each gets the numbers that it would get alone, to the bit.
 
 A node's past is cut in two at a place that depends on its length alone. The older part lies in the cache as
-it is, row by row, and nodes that are cut at the same place look at it together, as rows of blocks of one
-size. The newer part, in which the nodes of a tree differ, is copied out for each, in the order of its
-positions, and filled up to :data:`TAIL` rows. So every node is computed in calls whose shapes do not depend
-on the step, but for the number of batches.
+it is, row by row. Nodes that are cut at the same place look at it together, as rows of blocks of one size, or
+each in a block of its own where a trial finds that places in a block are not alike. The newer part, in which
+the nodes of a tree differ, is copied out for each, in the order of its positions, and filled up to
+:data:`TAIL` rows. So every node is computed in calls whose shapes do not depend on the step, but for the
+number of batches.
 
 Between operations of this size a processor spends as long as in them, so there are few: queries are laid out
 once, for both parts, and both results lie alike.
@@ -16,7 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
+from aparte.model.alike import queries_alike
 from aparte.model.pieces import weighted
 
 #: What a node sees is cut at multiples of this.
@@ -28,6 +31,8 @@ TAIL = 2 * STRIDE
 ROWS = 8
 #: Rows of a block of queries to an older part, unless one node has more. The kernel takes as many at a time.
 BLOCK_ROWS = 32
+#: A multiple of the numbers that processors compute at a time.
+VECTOR = 32
 
 
 class Past(NamedTuple):
@@ -58,35 +63,45 @@ class _Plan:
         _, heads, nodes, size = query.shape
         shared = key.shape[1]
         own = heads // shared
-        #: How many heads there are to a head of the keys, as they are laid out.
+        # How many heads there are to a head of the keys, as they are laid out; and rows of queries, which are
+        # heads that share keys, to newer and to older parts.
         each = 1 << (own - 1).bit_length()
-        height = max(BLOCK_ROWS, each)
-        self.blocks = -(-nodes * each // height)
-        # By node, by head among those that share keys, by head of the keys. A node more, because to the
-        # newer parts the last may have more rows than its own.
-        spots = np.arange(self.blocks * height // each + -(-ROWS // each))[:, None, None]
+        row, rows, height = shared * size, max(ROWS, each), max(BLOCK_ROWS, each)
+        # Whether nodes share a block. Otherwise all that they share is a call.
+        shares = queries_alike(size, query.dtype, height, torch.get_num_threads())
+        self.blocks = -(-nodes * each // height) if shares else nodes
+        # By node, by head among those that share keys, by head of the keys. Some nodes more: to the newer
+        # parts the last may have more rows than its own.
+        places = max(self.blocks * height // each if shares else 0, nodes + rows // each)
+        spots = np.minimum(np.arange(places), nodes - 1)
         inside = np.arange(shared) * own + np.minimum(np.arange(each), own - 1)[:, None]
         _, apart, next_one, _ = query.stride()
-        self.picked = _index((np.minimum(spots, nodes - 1) * next_one + inside * apart) // size)
+        self.picked = _index((spots[:, None, None] * next_one + inside * apart) // size)
         _, apart, next_one, _ = key.stride()
         self.copied = _index((newer * next_one + np.arange(shared)[:, None] * apart) // size)
         self.queries = query.new_empty(len(self.picked), size)
         self.keys, self.values = (key.new_empty(len(self.copied), size) for _ in "kv")
-        # Heads that share keys are rows of one query.
-        row, rows = shared * size, max(ROWS, each)
-        #: Of which rows of the blocks each older part is, ``[blocks, 1, rows, 1]``, if there are several.
-        owners = np.minimum(spots, nodes - 1).repeat(each)[: self.blocks * height]
-        self.owned = [
-            torch.from_numpy(which[owners] == number).view(self.blocks, 1, height, 1)
-            for number in range(count if count > 1 else 0)
-        ]
-        strides = (height * row, size, row, 1)
-        self.in_blocks = self.queries.as_strided((self.blocks, shared, height, size), strides)
+        self.copies = [whole.view(nodes, shared, TAIL, size) for whole in (self.keys, self.values)]
         strides = (each * row, size, row, 1)
         self.alone = self.queries.as_strided((nodes, shared, rows, size), strides)
-        self.copies = [whole.view(nodes, shared, TAIL, size) for whole in (self.keys, self.values)]
-        self.results = (nodes, shared, own, size), (each * row, size, row, 1), (rows * row, size, row, 1)
-        self.weights = (nodes, shared, own, 1), (each * shared, 1, shared, 1), (rows * shared, 1, shared, 1)
+        strides = (height * row, size, row, 1)
+        self.in_blocks = (
+            self.queries.as_strided((self.blocks, shared, height, size), strides) if shares else self.alone
+        )
+        #: Of which rows of the blocks each older part is, ``[blocks, 1, rows, 1]``, if there are several.
+        owners = spots.repeat(each)[: self.blocks * height] if shares else np.arange(nodes).repeat(rows)
+        self.owned = [
+            torch.from_numpy(which[owners] == number).view(self.blocks, 1, -1, 1)
+            for number in range(count if count > 1 else 0)
+        ]
+        # Where a node's own rows lie, in what blocks give and in what newer parts give.
+        apart, next_one = (each if shares else rows), rows
+        self.results = [
+            ((nodes, shared, own, size), (rows * row, size, row, 1)) for rows in (apart, next_one)
+        ]
+        self.weights = [
+            ((nodes, shared, own, 1), (rows * shared, 1, shared, 1)) for rows in (apart, next_one)
+        ]
 
 
 class Together:
@@ -122,16 +137,12 @@ class Together:
         torch.index_select(_matrix(value), 0, plan.copied, out=plan.values)
         keys, values = plan.copies
         result, weight = _weighted(plan.alone, keys, values, self._fill, scaling)
-        shape, strides, newer_strides = plan.results
-        result = result.as_strided(shape, newer_strides)
+        result = result.as_strided(*plan.results[1])
         if any(self._older):
             before, share = self._look_back(plan, key, value, scaling)
-            before = before.as_strided(shape, strides)
-            shape, strides, newer_strides = plan.weights
-            own = share.as_strided(shape, strides).sub_(weight.as_strided(shape, newer_strides))
-            # The exponential of a vector's worth of numbers and that of one differ in the last bit, so it is
-            # of whole blocks.
-            share.sigmoid_()
+            before = before.as_strided(*plan.results[0])
+            own = share.as_strided(*plan.weights[0]).sub_(weight.as_strided(*plan.weights[1]))
+            _sigmoid(share)
             result = before.sub_(result).mul_(own.to(before.dtype)).add_(result)
         return result.reshape(1, query.shape[2], query.shape[1], -1)
 
@@ -176,6 +187,21 @@ def _cut(whole: torch.Tensor, older: tuple[int, ...], blocks: int) -> torch.Tens
 
 def _index(rows: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(rows.ravel())
+
+
+def _sigmoid(whole: torch.Tensor) -> None:
+    """In place, of ``[b, kv, rows]`` that lies by row and then by head.
+
+    The exponential of a vector's worth of numbers and that of one differ in the last bit, so it is always of
+    vectors.
+    """
+    missing = -whole.numel() % VECTOR
+    if not missing:
+        whole.sigmoid_()
+        return
+    by_row = whole.transpose(1, 2)
+    filled = nn.functional.pad(by_row.reshape(-1), (0, missing)).sigmoid_()
+    by_row.copy_(filled[:-missing].view(by_row.shape))
 
 
 def _matrix(whole: torch.Tensor) -> torch.Tensor:

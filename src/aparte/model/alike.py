@@ -1,0 +1,111 @@
+"""Trials of whether a kernel gives a row the same bits wherever it stands, and among how many others.
+
+Libraries choose their kernels by the processor and by shapes, and not by the numbers that come in. So what a
+trial with other numbers finds of a shape holds for it here; elsewhere the trial is made again. Its numbers
+are such that every other order of adding up gives other bits: each product comes twice, with either sign, and
+what is left of their sum is its errors of rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from aparte.model.bits import BitsLinear
+from aparte.model.linear import BLOCK as MOST_NUMBERS
+from aparte.model.linear import TILE, Bfloat16Linear, PackedLinear
+from aparte.model.pieces import weighted
+
+#: Rows of a block, where any up to so many are alike,
+ALIKE = 32
+#: and where they are only among as many.
+BLOCK = 8
+#: Lengths of a text, in which places of queries are tried.
+LENGTHS = (32, 64, 96, 224, 256, 512, 544, 1024)
+
+_Multiply = Callable[[torch.Tensor], torch.Tensor]
+
+
+def block_rows(linear: nn.Module) -> tuple[int, int]:
+    """The least and the most rows of blocks in which a row of ``linear`` is the same at any place.
+
+    A single one where no other number is.
+    """
+    width, threads = int(linear.in_features), torch.get_num_threads()  # type: ignore[arg-type]
+    kind: Any = type(linear)
+    if isinstance(linear, PackedLinear):
+        parts = {len(part) for part in torch.empty(linear.out_features).split(linear.rows)}  # type: ignore[no-untyped-call]
+        found = [_packed(kind, width, rows, threads) for rows in parts]
+    else:
+        # What multiplies on a CPU, after 4 bits were unpacked too. Other devices are not tried.
+        weight = next(iter(linear.parameters()), torch.empty(0))
+        if weight.device.type != "cpu" or (isinstance(linear, BitsLinear) and linear.device.type != "cpu"):
+            return BLOCK, BLOCK
+        rows = min(int(linear.out_features), max(1, MOST_NUMBERS // width))  # type: ignore[arg-type]
+        found = [_plain(weight.dtype, width, rows, threads)]
+    return max(least for least, _ in found), min(most for _, most in found)
+
+
+@functools.cache
+def queries_alike(size: int, dtype: torch.dtype, rows: int, _threads: int) -> bool:
+    """Whether the attention kernel gives each of ``rows`` queries of ``size`` the same at any place."""
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(count: int) -> torch.Tensor:
+        return torch.randn(2, 2, count, size, generator=generator).to(dtype)
+
+    for length in LENGTHS:
+        query, key, value = numbers(rows), numbers(length // 2), numbers(length // 2)
+        key, value = torch.cat([key, key], dim=2), torch.cat([value, -value], dim=2)
+        expected = weighted(query, key, value, None, 0.2)
+        moved = weighted(query.roll(1, 2), key, value, None, 0.2)
+        if not all(torch.equal(one.roll(-1, 2), other) for one, other in zip(moved, expected, strict=True)):
+            return False
+    return True
+
+
+@functools.cache
+def _packed(kind: type[PackedLinear], width: int, rows: int, _threads: int) -> tuple[int, int]:
+    def make(weight: torch.Tensor) -> _Multiply:
+        return kind(weight, None)
+
+    return _trial(make, kind.takes, width, rows, TILE if issubclass(kind, Bfloat16Linear) else BLOCK)
+
+
+@functools.cache
+def _plain(dtype: torch.dtype, width: int, rows: int, _threads: int) -> tuple[int, int]:
+    def make(weight: torch.Tensor) -> _Multiply:
+        return functools.partial(nn.functional.linear, weight=weight.to(dtype))
+
+    return _trial(make, dtype, width, rows, BLOCK)
+
+
+@torch.inference_mode()
+def _trial(
+    make: Callable[[torch.Tensor], _Multiply], takes: torch.dtype, width: int, rows: int, fixed: int
+) -> tuple[int, int]:
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(width // 2 * 2, generator=generator)
+    weight, x = torch.zeros(rows, width), torch.zeros(ALIKE, width)
+    for whole, sign in ((weight, -1), (x, 1)):
+        half = torch.randn(len(whole), width // 2, generator=generator)
+        whole[:, order] = torch.cat([half, sign * half], dim=1)
+    multiply, x = make(weight), x.to(takes)
+    if _at_any_place(multiply, x):
+        expected = multiply(x)
+        uneven = (
+            count
+            for count in range(ALIKE - 1, 0, -1)
+            if not torch.equal(multiply(x[:count]), expected[:count])
+        )
+        if (least := next(uneven, 0) + 1) <= ALIKE // 2:
+            return least, ALIKE
+    return (fixed, fixed) if _at_any_place(multiply, x[:fixed]) else (1, 1)
+
+
+def _at_any_place(multiply: _Multiply, x: torch.Tensor) -> bool:
+    return torch.equal(multiply(x.roll(1, 0)).roll(-1, 0), multiply(x))
