@@ -82,7 +82,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (4, 4, 8), (6, 1, 24), (1, 1, 16)])
 @pytest.mark.parametrize("window", [None, 90])
-@pytest.mark.parametrize("first", [50, 200])  # from there on, more nodes than go in one call
+@pytest.mark.parametrize("first", [50, 200, 780])  # from there on, more nodes than go in one call
 def test_attention_of_a_node_is_the_same_in_any_tree(
     heads: int, shared: int, size: int, window: int | None, first: int, dtype: torch.dtype
 ) -> None:

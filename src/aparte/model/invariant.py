@@ -68,7 +68,8 @@ class Visible:
     def _groups(self) -> list[tuple[list[int], Together]]:
         """Nodes that attend together: those that see the same older rows, or all of few that see two."""
         pasts = [Past.of(rows) for rows in self._rows]
-        if len(pasts) <= FEW and len({past.older for past in pasts}) <= 2:
+        kinds = {(past.older, past.height) for past in pasts}
+        if len(pasts) <= FEW and len(kinds) <= 2 and len({height for _, height in kinds}) == 1:
             return [(list(range(len(pasts))), Together(pasts, self._dtype))]
         alike: dict[tuple[int, ...], list[int]] = {}
         for node, past in enumerate(pasts):

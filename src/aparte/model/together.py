@@ -29,8 +29,10 @@ TAIL = 2 * STRIDE
 #: Least rows of a query. Each thread of the kernel has a share of one buffer, as large as the rows need, and
 #: the library that multiplies may go another way where it is not aligned.
 ROWS = 8
-#: Rows of a block of queries to an older part, unless one node has more. The kernel takes as many at a time.
+#: Rows of a block of queries to an older part, unless one node has more. The kernel takes as many at a time;
 BLOCK_ROWS = 32
+#: to older parts from that length on they are fewer, because a node by itself pays for all of them.
+LONG, LONG_ROWS = 768, 16
 #: A multiple of the numbers that processors compute at a time.
 VECTOR = 32
 
@@ -41,32 +43,41 @@ class Past(NamedTuple):
     #: Of the older part the first and the end, or each by itself where they do not lie side by side.
     older: tuple[int, ...]
     newer: np.ndarray
+    #: Rows of a block that looks at the older part.
+    height: int
 
     @classmethod
     def of(cls, rows: np.ndarray) -> Past:
         """Cut ``rows``."""
         cut = max(0, len(rows) // STRIDE - 1) * STRIDE
         older, newer = rows[:cut], rows[cut:]
+        height = BLOCK_ROWS if cut < LONG else LONG_ROWS
         if cut and older[-1] - older[0] == cut - 1:
-            return cls((int(older[0]), int(older[-1]) + 1), newer)
-        return cls(tuple(older.tolist()), newer)
+            return cls((int(older[0]), int(older[-1]) + 1), newer, height)
+        return cls(tuple(older.tolist()), newer, height)
 
 
 class _Plan:
     """Which row goes where, for some shapes, with room for one layer after the other."""
 
     def __init__(
-        self, newer: np.ndarray, which: np.ndarray, count: int, query: torch.Tensor, key: torch.Tensor
+        self,
+        newer: np.ndarray,
+        which: np.ndarray,
+        count: int,
+        height: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
     ) -> None:
         """``newer`` are the rows of the newer parts, ``[n, 1, TAIL]``; ``which`` of ``count`` older parts is
-        each node's."""
+        each node's; ``height`` are the rows of a block."""
         _, heads, nodes, size = query.shape
         shared = key.shape[1]
         own = heads // shared
         # How many heads there are to a head of the keys, as they are laid out; and rows of queries, which are
         # heads that share keys, to newer and to older parts.
         each = 1 << (own - 1).bit_length()
-        row, rows, height = shared * size, max(ROWS, each), max(BLOCK_ROWS, each)
+        row, rows, height = shared * size, max(ROWS, each), max(height, each)
         # Whether nodes share a block. Otherwise all that they share is a call.
         shares = queries_alike(size, query.dtype, height, torch.get_num_threads())
         self.blocks = -(-nodes * each // height) if shares else nodes
@@ -107,16 +118,17 @@ class _Plan:
 class Together:
     """Some of a step's nodes, and attention that goes by what each of them sees.
 
-    All look at every older part that one of them sees, so these should be few.
+    All look at every older part that one of them sees, so these should be few, and of one height.
     """
 
     def __init__(self, pasts: list[Past], dtype: torch.dtype) -> None:
         numbers: dict[tuple[int, ...], int] = {}
         self._which = np.array([numbers.setdefault(past.older, len(numbers)) for past in pasts])
         self._older = list(numbers)
+        self._height = pasts[0].height
         self._newer = np.empty((len(pasts), 1, TAIL), dtype=np.int64)
         fill = np.zeros((len(pasts), 1, 1, TAIL), dtype=np.float32)
-        for node, (_, newer) in enumerate(pasts):
+        for node, (_, newer, _) in enumerate(pasts):
             self._newer[node, 0, : len(newer)], self._newer[node, 0, len(newer) :] = newer, newer[-1]
             fill[node, ..., len(newer) :] = -np.inf
         self._fill = torch.from_numpy(fill).to(dtype)
@@ -175,7 +187,9 @@ class Together:
             strides = [*query.stride()[1:3], *key.stride()[1:3]]
             if query.stride(3) != 1 or key.stride(3) != 1 or any(stride % size for stride in strides):
                 return None
-            plan = self._plans[kind] = _Plan(self._newer, self._which, len(self._older), query, key)
+            plan = self._plans[kind] = _Plan(
+                self._newer, self._which, len(self._older), self._height, query, key
+            )
         return plan if value.stride() == key.stride() else None
 
 
