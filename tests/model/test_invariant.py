@@ -124,6 +124,19 @@ def test_attention_of_a_node_is_the_same_in_any_tree(
         torch.testing.assert_close(alone[0, 0].float(), expected[0, :, 0], atol=near[0], rtol=near[1])
 
 
+def test_numbers_may_lie_anyhow() -> None:
+    """Transposed, or with gaps that are no rows: they are copied first, and the results are the same."""
+    query, key, value = (torch.randn(1, count, 130, 8) for count in (4, 2, 2))
+    visible = Visible(torch.full((130, 130), float("-inf")).triu(1)[-3:])
+    nodes = query[:, :, -3:]
+    expected = visible.attend(nodes, key, value, 0.3)
+    odd = torch.zeros(1, 2, 130, 11)[..., :8].copy_(value)
+    turned = key.transpose(1, 3).contiguous().transpose(1, 3)
+    for keys, values in ((key, odd), (turned, value), (turned, odd)):
+        assert torch.equal(visible.attend(nodes, keys, values, 0.3), expected)
+    assert torch.equal(visible.attend(nodes.mT.contiguous().mT, key, value, 0.3), expected)
+
+
 def test_a_node_sees_its_own_past_in_order() -> None:
     hidden = float("-inf")
     mask = torch.tensor([[0, 0, 0, hidden, hidden], [0, 0, hidden, 0, hidden], [0, 0, hidden, 0, 0]])

@@ -141,7 +141,7 @@ class Together:
         ``[1, n, H, hd]``."""
         plan = self._plan(query, key, value)
         if plan is None:
-            return self.attend(query.contiguous(), key.contiguous(), value.contiguous(), scaling)
+            return self.attend(*_regular(query, key, value), scaling)
         # What is selected is contiguous, whatever it comes from: a kernel may look at how its input lies.
         # Rows of a matrix are selected three times as fast as along an inner dimension.
         torch.index_select(_matrix(query), 0, plan.picked, out=plan.queries)
@@ -191,6 +191,14 @@ class Together:
                 self._newer, self._which, len(self._older), self._height, query, key
             )
         return plan if value.stride() == key.stride() else None
+
+
+def _regular(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Copies whose strides are those of their shapes, which ``contiguous()`` does not promise."""
+    kind = torch.contiguous_format
+    return query.clone(memory_format=kind), key.clone(memory_format=kind), value.clone(memory_format=kind)
 
 
 def _cut(whole: torch.Tensor, older: tuple[int, ...], blocks: int) -> torch.Tensor:
