@@ -409,7 +409,7 @@ class TestReport:
     @needs_matplotlib
     @pytest.mark.parametrize("suffix", ["png", "svg"])
     def test_the_picture(self, tmp_path: Path, suffix: str) -> None:
-        ways = {CLOUD: 100, EDGE: 0, "2": 40, "4": 25, COLOCATED.format(4): 25}
+        ways = {CLOUD: 100, PLAIN: 90, EDGE: 0, "2": 40, "4": 25, COLOCATED.format(4): 25}
         report = summarize([made(ways)], (2, 4), 10.0, {}, exact=True)
         report |= {"model": "/some/folder/tiny", "draft": "bridge", "accept": "greedy"}
         write_plot(report, file := tmp_path / f"sweep.{suffix}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aparte.measure.plot_file import GRID, INK, STYLES, save_plot
-from aparte.measure.spade import CLOUD, EDGE, RTTS_MS
+from aparte.measure.spade import CLOUD, EDGE, PLAIN, RTTS_MS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,10 +55,12 @@ def _costs(axes: Axes, report: dict[str, Any]) -> None:
         lines.append(("cloud time, co-located", shown, [row["cloud_time_ratio"] for row in beside]))
     for (name, at, values), (colour, marker) in zip(lines, STYLES, strict=False):
         axes.plot(at, values, label=name, color=colour, marker=marker, markersize=5.5, linewidth=1.8)
-    axes.axhline(1, color=INK, linewidth=1, linestyle="--")
-    axes.annotate(
-        "cloud only", (len(sweep) - 1, 1), xytext=(0, 4), textcoords="offset points", ha="right", fontsize=9
-    )
+    alone = {"cloud only": (1.0, "--")}
+    if PLAIN in report:
+        alone["cloud only, without --batch-invariant"] = report[PLAIN]["cloud_time_ratio"], ":"
+    for name, (height, dashes) in alone.items():
+        axes.axhline(height, color=INK, linewidth=1, linestyle=dashes)
+        axes.annotate(name, (0, height), xytext=(0, 4), textcoords="offset points", fontsize=9)
     axes.set_ylabel("share of cloud only, per token")
     _finish(axes, sweep)
     axes.legend(frameon=False, fontsize=9)
@@ -81,7 +83,8 @@ def _speeds(axes: Axes, report: dict[str, Any]) -> None:
         axes.axhline(value, color=INK, linewidth=1, linestyle=dashes, label=name)
     axes.set_ylabel("tokens per second, by round trip")
     _finish(axes, sweep)
-    axes.legend(frameon=False, fontsize=9)
+    axes.set_ylim(top=1.3 * axes.get_ylim()[1])  # the legend lies on no line
+    axes.legend(frameon=False, fontsize=9, loc="upper right", ncols=2)
 
 
 def _finish(axes: Axes, sweep: list[dict[str, Any]]) -> None:
