@@ -20,6 +20,9 @@ from aparte.step import ROOT, Step, chain_parents
 
 #: How far beyond the largest distance of a right token in the trial a token is still taken for right.
 MARGIN = 1.5
+#: Distances up to here are those of one token computed among others: in the trial all may happen to be equal
+#: to the bit, and not in the search, where other numbers of candidates run together.
+ROUNDING = 1e-5
 #: Candidates in the trial, besides the right one.
 TRIAL_CANDIDATES = 8
 #: Positions of a text in the trial; the noise of a state does not depend much on where it stands.
@@ -150,7 +153,7 @@ class Matcher:
                     wrong.append(float(distances[1:].min()))
         if not right:
             return Tolerance(None, 1.0)
-        limit = MARGIN * max(right)
+        limit = max(MARGIN * max(right), min(ROUNDING, min(wrong) / 2))
         squares = torch.tensor(right).square().mean() / self.specimen.width
         return Tolerance(limit if limit < min(wrong) else None, max(float(squares), 1e-12))
 
