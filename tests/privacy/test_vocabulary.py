@@ -29,7 +29,7 @@ def test_exact_at_every_depth(front: int, wire: str, make_case: MakeCase) -> Non
 
 
 def test_other_last_bits_hide_nothing(make_case: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels for other numbers of rows give others, on some processors, and a trial may meet none of them."""
+    """On some processors other numbers of rows give others, and a trial may meet none of them."""
     monkeypatch.setattr(matching, "MARGIN", 0.0)  # as if all of its distances had been nothing
     case = make_case(wire="float32")
     matcher = Matcher(case.observer, case.pairs(), case.seed)
