@@ -11,14 +11,14 @@ from aparte.model.invariant import FixedRows, fixed_rows
 from aparte.model.linear import Bfloat16Linear, PackedLinear, bf16_available, packed_available
 
 
-def plain(weight: torch.Tensor) -> torch.nn.Linear:
-    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+def make(kind: type[torch.nn.Module], weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Module:
+    if kind is not torch.nn.Linear:
+        return kind(weight, bias)
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = torch.nn.Parameter(bias, requires_grad=False)
     return linear
-
-
-def make(kind: type[torch.nn.Module], weight: torch.Tensor) -> torch.nn.Module:
-    return plain(weight) if kind is torch.nn.Linear else kind(weight, None)
 
 
 class Uneven(PackedLinear):
@@ -33,6 +33,7 @@ class Uneven(PackedLinear):
         torch.nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
         self.rows = len(weight)
+        self.biased = bias is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = torch.full((len(x), self.out_features), float(min(len(x), self.until)))
@@ -48,10 +49,13 @@ class Uneven(PackedLinear):
     ],
 )
 @pytest.mark.parametrize("shape", [(64, 32), (96, 576), (33, 40)])
-def test_rows_are_what_the_trial_says(kind: type[torch.nn.Module], shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_rows_are_what_the_trial_says(
+    kind: type[torch.nn.Module], shape: tuple[int, int], biased: bool
+) -> None:
     weight = torch.randn(shape[0], shape[1] // 2)
     # Numbers whose products cancel, so that every order of adding them up shows.
-    linear = make(kind, torch.cat([weight, -weight], dim=1))
+    linear = make(kind, torch.cat([weight, -weight], dim=1), torch.randn(shape[0]) if biased else None)
     fixed = fixed_rows(linear)
     assert isinstance(fixed, FixedRows)
     assert (fixed.least, fixed.most) == block_rows(linear)

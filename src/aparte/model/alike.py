@@ -39,14 +39,15 @@ def block_rows(linear: nn.Module) -> tuple[int, int]:
     kind: Any = type(linear)
     if isinstance(linear, PackedLinear):
         parts = {len(part) for part in torch.empty(linear.out_features).split(linear.rows)}  # type: ignore[no-untyped-call]
-        found = [_packed(kind, width, rows, threads) for rows in parts]
+        found = [_packed(kind, width, rows, linear.biased, threads) for rows in parts]
     else:
         # What multiplies on a CPU, after 4 bits were unpacked too. Other devices are not tried.
         weight = next(iter(linear.parameters()), torch.empty(0))
         if weight.device.type != "cpu" or (isinstance(linear, BitsLinear) and linear.device.type != "cpu"):
             return BLOCK, BLOCK
         rows = min(int(linear.out_features), max(1, MOST_NUMBERS // width))  # type: ignore[arg-type]
-        found = [_plain(weight.dtype, width, rows, threads)]
+        biased = linear.biased if isinstance(linear, BitsLinear) else linear.bias is not None
+        found = [_plain(weight.dtype, width, rows, biased, threads)]
     return max(least for least, _ in found), min(most for _, most in found)
 
 
@@ -69,17 +70,18 @@ def queries_alike(size: int, dtype: torch.dtype, rows: int, _threads: int) -> bo
 
 
 @functools.cache
-def _packed(kind: type[PackedLinear], width: int, rows: int, _threads: int) -> tuple[int, int]:
+def _packed(kind: type[PackedLinear], width: int, rows: int, biased: bool, _threads: int) -> tuple[int, int]:
     def make(weight: torch.Tensor) -> _Multiply:
-        return kind(weight, None)
+        return kind(weight, torch.zeros(rows) if biased else None)
 
     return _trial(make, kind.takes, width, rows, TILE if issubclass(kind, Bfloat16Linear) else BLOCK)
 
 
 @functools.cache
-def _plain(dtype: torch.dtype, width: int, rows: int, _threads: int) -> tuple[int, int]:
+def _plain(dtype: torch.dtype, width: int, rows: int, biased: bool, _threads: int) -> tuple[int, int]:
     def make(weight: torch.Tensor) -> _Multiply:
-        return functools.partial(nn.functional.linear, weight=weight.to(dtype))
+        bias = torch.zeros(rows, dtype=dtype) if biased else None
+        return functools.partial(nn.functional.linear, weight=weight.to(dtype), bias=bias)
 
     return _trial(make, dtype, width, rows, BLOCK)
 

@@ -55,6 +55,7 @@ class BitsLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.device = device
+        self.biased = bias is not None
         self._library = library()
         self._bias = None if bias is None else bias.detach().to(device)
 

@@ -53,6 +53,7 @@ class PackedLinear(nn.Module):
         """``weight`` may be of any number format; at most :data:`BLOCK` numbers are converted at a time."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
+        self.biased = bias is not None
         #: Outputs of each part that is packed.
         self.rows = rows = max(1, BLOCK // self.in_features)
         # Contiguous float32 is what the packers want.
