@@ -124,6 +124,23 @@ def test_attention_of_a_node_is_the_same_in_any_tree(
         torch.testing.assert_close(alone[0, 0].float(), expected[0, :, 0], atol=near[0], rtol=near[1])
 
 
+def test_many_nodes_take_the_memory_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a prompt: what is copied of one group's past makes room for the next group's."""
+    taken: list[int] = []
+    made = together.Rooms.of
+
+    def counted(rooms: together.Rooms, name: str, rows: int, like: torch.Tensor) -> torch.Tensor:
+        room = made(rooms, name, rows, like)
+        taken.append(room.data_ptr())
+        return room
+
+    monkeypatch.setattr(together.Rooms, "of", counted)
+    query, key, value = (torch.randn(1, 2, 320, 8) for _ in "qkv")
+    Visible(torch.full((320, 320), float("-inf")).triu(1)).attend(query, key, value, 0.3)
+    assert len(taken) >= 3 * 9  # queries, keys and values of so many groups
+    assert len(set(taken)) <= 3 * 3  # of three sizes: the first, the last and those in between
+
+
 def test_numbers_may_lie_anyhow() -> None:
     """Transposed, or with gaps that are no rows: they are copied first, and the results are the same."""
     query, key, value = (torch.randn(1, count, 130, 8) for count in (4, 2, 2))

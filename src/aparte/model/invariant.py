@@ -26,7 +26,7 @@ from torch import nn
 from aparte.model.alike import block_rows
 from aparte.model.bits import BitsLinear, GpuInt8Linear
 from aparte.model.linear import Int8Linear, PackedLinear
-from aparte.model.together import Past, Together
+from aparte.model.together import Past, Rooms, Together
 
 #: So many nodes may look at two older parts each, which takes less than going twice.
 FEW = 32
@@ -67,15 +67,15 @@ class Visible:
     @functools.cached_property
     def _groups(self) -> list[tuple[list[int], Together]]:
         """Nodes that attend together: those that see the same older rows, or all of few that see two."""
-        pasts = [Past.of(rows) for rows in self._rows]
+        pasts, rooms = [Past.of(rows) for rows in self._rows], Rooms()
         kinds = {(past.older, past.height) for past in pasts}
         if len(pasts) <= FEW and len(kinds) <= 2 and len({height for _, height in kinds}) == 1:
-            return [(list(range(len(pasts))), Together(pasts, self._dtype))]
+            return [(list(range(len(pasts))), Together(pasts, self._dtype, rooms))]
         alike: dict[tuple[int, ...], list[int]] = {}
         for node, past in enumerate(pasts):
             alike.setdefault(past.older, []).append(node)
         return [
-            (nodes, Together([pasts[node] for node in nodes], self._dtype))
+            (nodes, Together([pasts[node] for node in nodes], self._dtype, rooms))
             for group in alike.values()
             for nodes in (group[start : start + MOST] for start in range(0, len(group), MOST))
         ]

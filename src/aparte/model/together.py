@@ -57,8 +57,22 @@ class Past(NamedTuple):
         return cls(tuple(older.tolist()), newer, height)
 
 
+class Rooms:
+    """Memory for rows that are laid out anew in every layer, by whoever of a step computes at the time."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[tuple[str, int, int, torch.dtype], torch.Tensor] = {}
+
+    def of(self, name: str, rows: int, like: torch.Tensor) -> torch.Tensor:
+        """``[rows, hd]``, of the type of ``like``. There is one of a name and a size."""
+        kind = (name, rows, like.shape[-1], like.dtype)
+        if kind not in self._rooms:
+            self._rooms[kind] = like.new_empty(rows, like.shape[-1])
+        return self._rooms[kind]
+
+
 class _Plan:
-    """Which row goes where, for some shapes, with room for one layer after the other."""
+    """Which row goes where, for some shapes."""
 
     def __init__(
         self,
@@ -66,6 +80,7 @@ class _Plan:
         which: np.ndarray,
         count: int,
         height: int,
+        rooms: Rooms,
         query: torch.Tensor,
         key: torch.Tensor,
     ) -> None:
@@ -90,8 +105,8 @@ class _Plan:
         self.picked = _index((spots[:, None, None] * next_one + inside * apart) // size)
         _, apart, next_one, _ = key.stride()
         self.copied = _index((newer * next_one + np.arange(shared)[:, None] * apart) // size)
-        self.queries = query.new_empty(len(self.picked), size)
-        self.keys, self.values = (key.new_empty(len(self.copied), size) for _ in "kv")
+        self.queries = rooms.of("queries", len(self.picked), query)
+        self.keys, self.values = (rooms.of(name, len(self.copied), key) for name in ("keys", "values"))
         self.copies = [whole.view(nodes, shared, TAIL, size) for whole in (self.keys, self.values)]
         strides = (each * row, size, row, 1)
         self.alone = self.queries.as_strided((nodes, shared, rows, size), strides)
@@ -121,7 +136,8 @@ class Together:
     All look at every older part that one of them sees, so these should be few, and of one height.
     """
 
-    def __init__(self, pasts: list[Past], dtype: torch.dtype) -> None:
+    def __init__(self, pasts: list[Past], dtype: torch.dtype, rooms: Rooms) -> None:
+        self._rooms = rooms
         numbers: dict[tuple[int, ...], int] = {}
         self._which = np.array([numbers.setdefault(past.older, len(numbers)) for past in pasts])
         self._older = list(numbers)
@@ -188,7 +204,7 @@ class Together:
             if query.stride(3) != 1 or key.stride(3) != 1 or any(stride % size for stride in strides):
                 return None
             plan = self._plans[kind] = _Plan(
-                self._newer, self._which, len(self._older), self._height, query, key
+                self._newer, self._which, len(self._older), self._height, self._rooms, query, key
             )
         return plan if value.stride() == key.stride() else None
 
