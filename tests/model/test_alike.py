@@ -84,6 +84,21 @@ def test_a_kernel_that_looks_at_the_place_gets_row_after_row(monkeypatch: pytest
     assert torch.equal(fixed_rows(linear)(torch.zeros(3, 8)), torch.ones(3, 5))
 
 
+def test_a_large_matrix_is_tried_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels go by its real size, as for an LM head, and no copy of it is made."""
+    monkeypatch.setattr(alike, "MOST_NUMBERS", 64 * 32 - 1)
+    monkeypatch.setattr(alike, "_plain", None)
+    linear = torch.nn.Linear(32, 64)
+    asked: list[int] = []
+    forward = linear.forward
+    monkeypatch.setattr(linear, "forward", lambda x: (asked.append(len(x)), forward(x))[1])
+    least, most = block_rows(linear)
+    assert ALIKE in asked
+    count = len(asked)
+    assert block_rows(linear) == (least, most)
+    assert len(asked) == count
+
+
 def test_heads_of_blocks_are_tried_in_their_own_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A linear in parts gets blocks that suit the last of them, too."""
 

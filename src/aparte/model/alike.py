@@ -45,9 +45,12 @@ def block_rows(linear: nn.Module) -> tuple[int, int]:
         weight = next(iter(linear.parameters()), torch.empty(0))
         if weight.device.type != "cpu" or (isinstance(linear, BitsLinear) and linear.device.type != "cpu"):
             return BLOCK, BLOCK
-        rows = min(int(linear.out_features), max(1, MOST_NUMBERS // width))  # type: ignore[arg-type]
-        biased = linear.biased if isinstance(linear, BitsLinear) else linear.bias is not None
-        found = [_plain(weight.dtype, width, rows, biased, threads)]
+        rows = int(linear.out_features)  # type: ignore[arg-type]
+        biased = bool(linear.biased if isinstance(linear, BitsLinear) else linear.bias is not None)
+        if rows * width <= MOST_NUMBERS:
+            found = [_plain(weight.dtype, width, rows, biased, threads)]
+        else:
+            found = [_large(linear, (kind, weight.dtype, width, rows, biased, threads))]
     return max(least for least, _ in found), min(most for _, most in found)
 
 
@@ -86,6 +89,19 @@ def _plain(dtype: torch.dtype, width: int, rows: int, biased: bool, _threads: in
     return _trial(make, dtype, width, rows, BLOCK)
 
 
+#: What was found of large linears, by all that kernels are chosen by.
+_LARGE: dict[tuple[object, ...], tuple[int, int]] = {}
+
+
+@torch.inference_mode()
+def _large(linear: nn.Module, kind: tuple[Any, ...]) -> tuple[int, int]:
+    """A matrix that there should not be two of is tried itself: its many outputs make up for its numbers."""
+    if kind not in _LARGE:
+        x = torch.randn(ALIKE, kind[2], generator=torch.Generator().manual_seed(0)).to(kind[1])
+        _LARGE[kind] = _found(linear.forward, x, BLOCK)
+    return _LARGE[kind]
+
+
 @torch.inference_mode()
 def _trial(
     make: Callable[[torch.Tensor], _Multiply], takes: torch.dtype, width: int, rows: int, fixed: int
@@ -96,7 +112,10 @@ def _trial(
     for whole, sign in ((weight, -1), (x, 1)):
         half = torch.randn(len(whole), width // 2, generator=generator)
         whole[:, order] = torch.cat([half, sign * half], dim=1)
-    multiply, x = make(weight), x.to(takes)
+    return _found(make(weight), x.to(takes), fixed)
+
+
+def _found(multiply: _Multiply, x: torch.Tensor, fixed: int) -> tuple[int, int]:
     if _at_any_place(multiply, x):
         expected = multiply(x)
         uneven = (
