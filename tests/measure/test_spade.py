@@ -510,6 +510,16 @@ class TestCommand:
         assert result.code == 2
         assert message in result.err
 
+    def test_batch_invariant_has_the_plain_cloud_beside_it(
+        self, aparte: Command, llama_folder: Path, data: Path
+    ) -> None:
+        words = self.words(llama_folder, data, "--batch-invariant", "--limit", "1")
+        report = json.loads(aparte(*words, "--json").out)
+        assert report["cloud_only_plain"]["cloud_calls_per_answer"] == 12
+        result = aparte(*words)
+        assert "cloud only, without" in result.out
+        assert "Of the time of the cloud by itself without --batch-invariant, d=" in result.err
+
     def test_batch_invariant_reaches_both_sides(self, aparte: Command, data: Path, tmp_path: Path) -> None:
         """A family that cannot have it is refused, which it would not be if the option were dropped."""
         folder = save_tiny("gemma2", tmp_path / "gemma2")

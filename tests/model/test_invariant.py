@@ -124,6 +124,20 @@ def test_attention_of_a_node_is_the_same_in_any_tree(
         torch.testing.assert_close(alone[0, 0].float(), expected[0, :, 0], atol=near[0], rtol=near[1])
 
 
+def test_results_of_a_kernel_may_lie_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of the library may leave them so; they are read by row and then by head."""
+    query, key, value = (torch.randn(1, count, 200, 8) for count in (6, 2, 2))
+    visible = Visible(torch.full((200, 200), float("-inf")).triu(1)[-5:])
+    expected = visible.attend(query[:, :, -5:], key, value, 0.3)
+    kernel = together.weighted
+
+    def by_head(*given: torch.Tensor | float | None) -> tuple[torch.Tensor, ...]:
+        return tuple(whole.contiguous() for whole in kernel(*given))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(together, "weighted", by_head)
+    assert torch.equal(visible.attend(query[:, :, -5:], key, value, 0.3), expected)
+
+
 def test_many_nodes_take_the_memory_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a prompt: what is copied of one group's past makes room for the next group's."""
     taken: list[int] = []

@@ -38,7 +38,7 @@ from random_steps import Model, draw_step
 from running import FLOAT32
 from tiny import VARIANTS, tiny_model
 
-CLOSE: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
+CLOSE: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-4}
 
 
 class Traced:

@@ -24,8 +24,9 @@ from aparte.model.pieces import weighted
 ALIKE = 32
 #: and where they are only among as many.
 BLOCK = 8
-#: Lengths of a text, in which places of queries are tried.
-LENGTHS = (32, 64, 96, 224, 256, 512, 544, 1024)
+#: Lengths of a text, in which places of queries are tried: all that the kernel, which takes 512 at a time, is
+#: given for texts that are cut at multiples of 32, and then once more.
+LENGTHS = range(32, 1025, 32)
 
 _Multiply = Callable[[torch.Tensor], torch.Tensor]
 

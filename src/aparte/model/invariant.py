@@ -5,8 +5,8 @@ differ in its last bits from the same node computed alone. That is why sequentia
 equal in text but not in every bit of their logits, and why a tie may fall the other way in half precision.
 Here every operation that looks at more than one row is given the same shape whatever the step is:
 
-- attention goes node by node, over that node's own history in the order of its positions (on a CPU in calls
-  for many nodes at once, each a batch of its own);
+- attention goes node by node, over that node's own history in the order of its positions (on a CPU for many
+  nodes at once, by :mod:`aparte.model.together`);
 - linears get blocks of as many rows as a trial shows to be alike when they are loaded: any number up to a
   limit, a fixed one, or one. Those in 8 bits take any, because sums of integers are exact.
 
@@ -68,8 +68,8 @@ class Visible:
     def _groups(self) -> list[tuple[list[int], Together]]:
         """Nodes that attend together: those that see the same older rows, or all of few that see two."""
         pasts, rooms = [Past.of(rows) for rows in self._rows], Rooms()
-        kinds = {(past.older, past.height) for past in pasts}
-        if len(pasts) <= FEW and len(kinds) <= 2 and len({height for _, height in kinds}) == 1:
+        olders, heights = {past.older for past in pasts}, {past.height for past in pasts}
+        if len(pasts) <= FEW and len(olders) <= 2 and len(heights) == 1:
             return [(list(range(len(pasts))), Together(pasts, self._dtype, rooms))]
         alike: dict[tuple[int, ...], list[int]] = {}
         for node, past in enumerate(pasts):
@@ -95,7 +95,7 @@ class FixedRows(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features] -> [..., out_features]``."""
         if self.least <= x.numel() // self.in_features <= self.most:
-            return self.linear.forward(x)
+            return self.linear(x)  # type: ignore[no-any-return]
         rows = x.reshape(-1, self.in_features)
         blocks = [self._block(block) for block in rows.split(self.most)]  # type: ignore[no-untyped-call]
         result = blocks[0] if len(blocks) == 1 else torch.cat(blocks)

@@ -121,13 +121,9 @@ class _Plan:
             for number in range(count if count > 1 else 0)
         ]
         # Where a node's own rows lie, in what blocks give and in what newer parts give.
-        apart, next_one = (each if shares else rows), rows
-        self.results = [
-            ((nodes, shared, own, size), (rows * row, size, row, 1)) for rows in (apart, next_one)
-        ]
-        self.weights = [
-            ((nodes, shared, own, 1), (rows * shared, 1, shared, 1)) for rows in (apart, next_one)
-        ]
+        spans = (each if shares else rows, rows)
+        self.results = [((nodes, shared, own, size), (span * row, size, row, 1)) for span in spans]
+        self.weights = [((nodes, shared, own, 1), (span * shared, 1, shared, 1)) for span in spans]
 
 
 class Together:
