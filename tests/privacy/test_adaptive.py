@@ -19,14 +19,18 @@ from aparte.privatize.ends import PrivateEnds, Veil
 from privacy.conftest import CUT, random_texts
 
 WIDTH = 32
-GENERATOR = torch.Generator().manual_seed(4)
 
 
 def defence_of(specimen: Specimen, size: int, key: int = 1) -> PrivateEndsDefence:
     """Decoys in ``size`` of the 32 coordinates, with three times the states' own scale."""
     seen = Observer(specimen, CUT, "float32", Nothing()).watch(random_texts(20, seed=8))
     states = torch.cat([session.up[1:] for session in seen]).float()
-    axes = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=GENERATOR)).Q[:, :size].contiguous()
+    # Always the same ones, whichever tests came before.
+    axes = (
+        torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(4)))
+        .Q[:, :size]
+        .contiguous()
+    )
     own = (states - states.mean(0)) @ axes
     veil = Veil(
         axes, axes.T.contiguous(), states.mean(0), 3 * own[:50], torch.full((50,), 0.02), torch.eye(size)
@@ -58,10 +62,11 @@ def share(found: Recovered, case: Case) -> float:
 
 
 def test_a_fit_finds_what_was_planted() -> None:
-    public = torch.randn(3000, 8, generator=GENERATOR)
-    turn, offset = torch.randn(8, 8, generator=GENERATOR), torch.randn(8, generator=GENERATOR)
-    mixing = torch.randn(8, 8, generator=GENERATOR)
-    private = public @ turn + offset + 0.1 * torch.randn(3000, 8, generator=GENERATOR) @ mixing.T
+    generator = torch.Generator().manual_seed(4)
+    public = torch.randn(3000, 8, generator=generator)
+    turn, offset = torch.randn(8, 8, generator=generator), torch.randn(8, generator=generator)
+    mixing = torch.randn(8, 8, generator=generator)
+    private = public @ turn + offset + 0.1 * torch.randn(3000, 8, generator=generator) @ mixing.T
     found = fit(public, private, None, 8.0)
     assert torch.allclose(found.map, turn, atol=0.03)
     assert torch.allclose(found.offset, offset, atol=0.03)
