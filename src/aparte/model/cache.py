@@ -119,14 +119,19 @@ class SlotCache:
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the new nodes' keys and values, ``[1, H, n, head_dim]``; return those of all rows in use."""
+        key_rows, value_rows, first = self.room(keys, values, layer_idx)
+        return key_rows.store(keys, first), value_rows.store(values, first)
+
+    def room(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int) -> tuple[Rows, Rows, int]:
+        """Where a layer's keys and values are, with room for the new nodes', and from which row on."""
         layout = self._layout
         if layout is None or keys.shape[2] != layout.total - layout.first_row:
             raise SlotError("A layer stores a different number of nodes than the step announced.")
         index = layer_idx - self.first_layer
-        return (
-            self._store(self._keys[index], keys, layout),
-            self._store(self._values[index], values, layout),
-        )
+        pair = self._keys[index], self._values[index]
+        for rows, new in zip(pair, (keys, values), strict=True):
+            self._make_room(rows, new, layout)
+        return *pair, layout.first_row
 
     def end(self) -> None:
         """The pass is over, however it went. Does nothing if none is under way."""
@@ -153,12 +158,11 @@ class SlotCache:
             if 0 < rows.capacity < self.tree.rows:
                 raise SlotError("The cache has fewer rows than the tree has nodes.")
 
-    def _store(self, rows: Rows, new: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _make_room(self, rows: Rows, new: torch.Tensor, layout: Layout) -> None:
         if rows.capacity < min(layout.total + self._ahead, self._max_rows):
             held = rows.nbytes
             rows.grow(new, size_class(layout.total + self._ahead, self._max_rows), layout.first_row)
             self.nbytes += rows.nbytes - held
-        return rows.store(new, layout.first_row)
 
     def _compact(self, moves: list[int], to: int) -> None:
         """Gather the rows ``moves`` to ``to, to + 1, ...`` in every layer."""

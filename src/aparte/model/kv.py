@@ -7,6 +7,10 @@ text of a run with few bits does not depend on how it was speculated, as with an
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from aparte.config import KvName
@@ -21,6 +25,17 @@ _SCALED: dict[KvName, tuple[torch.dtype, float]] = {
 }
 
 
+class Raw:
+    """What is stored of one session on a CPU ``[H, rows, head_dim]``, and its scales ``[H, rows]`` if it has
+    any, for whoever stores and reads there himself."""
+
+    __slots__ = ("address", "rows", "scale_address", "scaled", "scales")
+
+    def __init__(self, rows: npt.NDArray[Any], scales: npt.NDArray[Any]) -> None:
+        self.rows, self.scales, self.scaled = rows, scales, scales.size > 0
+        self.address, self.scale_address = rows.ctypes.data, scales.ctypes.data if self.scaled else 0
+
+
 class Rows:
     """Rows as they come, in one buffer ``[1, H, rows, head_dim]`` that grows when it is told to.
 
@@ -33,6 +48,17 @@ class Rows:
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
         self._buffer: torch.Tensor | None = None
+        self._raw: Raw | None = None
+
+    @property
+    def raw(self) -> Raw | None:
+        """What is stored, for :mod:`aparte.model.compiled`; None if that doesn't know it."""
+        if self._raw is None and self._buffer is not None and self._dtype in (None, torch.int8):
+            self._raw = Raw(self._buffer[0].numpy(), self._scale_array())
+        return self._raw
+
+    def _scale_array(self) -> npt.NDArray[Any]:
+        return np.empty((0, 0), np.float32)
 
     @property
     def capacity(self) -> int:
@@ -57,12 +83,18 @@ class Rows:
     def grow(self, like: torch.Tensor, rows: int, used: int) -> None:
         """Room for ``rows`` rows like those of ``like`` ``[1, H, n, head_dim]``, keeping ``used``."""
         self._buffer = self._grown(self._buffer, like, self._dtype or like.dtype, like.shape[3], rows, used)
+        self._raw = None
 
     def store(self, new: torch.Tensor, first: int) -> torch.Tensor:
         """Put ``new`` ``[1, H, n, head_dim]`` at row ``first``; return all rows up to its end."""
         assert self._buffer is not None  # the caller has grown it
         end = first + new.shape[2]
         self._buffer[:, :, first:end] = new
+        return self.read(end, new.dtype)
+
+    def read(self, end: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG002
+        """All rows up to ``end``, ``[1, H, end, head_dim]``, as numbers of that type."""
+        assert self._buffer is not None
         return self._buffer[:, :, :end]
 
     def move(self, index: torch.Tensor, to: int) -> None:
@@ -72,7 +104,7 @@ class Rows:
 
     def release(self) -> None:
         """Give everything back; there are no rows any more."""
-        buffer, self._buffer = self._buffer, None
+        buffer, self._buffer, self._raw = self._buffer, None, None
         if buffer is not None:
             self._slab.give(buffer)
 
@@ -97,8 +129,8 @@ class HalfRows(Rows):
 
     _dtype = torch.float16
 
-    def store(self, new: torch.Tensor, first: int) -> torch.Tensor:
-        return super().store(new, first).to(new.dtype)
+    def read(self, end: int, dtype: torch.dtype) -> torch.Tensor:
+        return super().read(end, dtype).to(dtype)
 
 
 class ScaledRows(Rows):
@@ -116,6 +148,11 @@ class ScaledRows(Rows):
     def grow(self, like: torch.Tensor, rows: int, used: int) -> None:
         super().grow(like, rows, used)
         self._scales = self._grown(self._scales, like, torch.float32, 1, rows, used)
+        self._raw = None
+
+    def _scale_array(self) -> npt.NDArray[Any]:
+        assert self._scales is not None
+        return self._scales[0, :, :, 0].numpy()
 
     def store(self, new: torch.Tensor, first: int) -> torch.Tensor:
         assert self._scales is not None
@@ -123,10 +160,15 @@ class ScaledRows(Rows):
         exact = new.float()
         scale = exact.abs().amax(dim=-1, keepdim=True).clamp_min_(_TINY) / self._largest
         scaled = exact / scale
-        stored = super().store(scaled.round_() if self._dtype == torch.int8 else scaled, first)
-        end = stored.shape[2]
+        assert self._buffer is not None
+        end = first + new.shape[2]
+        self._buffer[:, :, first:end] = scaled.round_() if self._dtype == torch.int8 else scaled
         self._scales[:, :, first:end] = scale
-        return stored.to(torch.float32).mul_(self._scales[:, :, :end]).to(new.dtype)
+        return self.read(end, new.dtype)
+
+    def read(self, end: int, dtype: torch.dtype) -> torch.Tensor:
+        assert self._scales is not None
+        return super().read(end, dtype).to(torch.float32).mul_(self._scales[:, :, :end]).to(dtype)
 
     def move(self, index: torch.Tensor, to: int) -> None:
         super().move(index, to)

@@ -19,6 +19,7 @@ from aparte.model.cache import SlotCache
 from aparte.model.fuse import FusedGated, Part
 from aparte.model.invariant import FixedRows
 from aparte.model.linear import Bfloat16Linear, Int8Linear, PackedLinear
+from aparte.model.paths import Paths
 from aparte.step import ROOT, Step, chain_parents
 
 ATTENTION = ("k_proj", "o_proj", "q_proj", "v_proj")
@@ -74,16 +75,23 @@ def fast_layer(layer: nn.Module, rotary: nn.Module) -> nn.Module:
         return layer
     fast = FastLayer(layer)
     # Layers of other families may look alike and do something else (scale the residual, rotate in pairs).
-    width = fast._project.in_features
+    return fast if same_results(layer, fast, rotary) else layer
+
+
+def same_results(layer: nn.Module, other: nn.Module, rotary: nn.Module, *, by_paths: bool = False) -> bool:
+    """Whether both layers compute the same, of which one or both are a :class:`FastLayer`; ``other`` is given
+    paths for a mask if it takes them."""
+    project = next(each._project for each in (other, layer) if isinstance(each, FastLayer))
+    linear = project.linear if isinstance(project, FixedRows) else project
+    width = project.in_features
     probe = torch.linspace(-2, 3, 6 * width).view(1, 6, width).sin()
-    linear = fast._project.linear if isinstance(fast._project, FixedRows) else fast._project
     if isinstance(linear, Bfloat16Linear):
         probe = probe.bfloat16()
-    expected, got = (_run(each, rotary, probe).float() for each in (layer, fast))
+    expected, got = _run(layer, rotary, probe).float(), _run(other, rotary, probe, by_paths).float()
     # A last bit may tip what comes in to the next 8-bit number, which is a step of that size.
     coarse = isinstance(linear, Int8Linear | Bfloat16Linear)
     near = 0.05 * float(expected.abs().max()) if coarse else 1e-4
-    return fast if torch.allclose(expected, got, atol=near) else layer
+    return torch.allclose(expected, got, atol=near)
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -96,15 +104,16 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def _run(layer: nn.Module, rotary: nn.Module, states: torch.Tensor) -> torch.Tensor:
+def _run(layer: nn.Module, rotary: nn.Module, states: torch.Tensor, by_paths: bool = False) -> torch.Tensor:
     """``layer`` on its own over a chain of nodes, ``[1, n, D] -> [1, n, D]``."""
     nodes = states.shape[1]
     cache = SlotCache(_index_of(layer), 1, nodes)
-    cache.begin(Step(0, 0, ROOT, 0, chain_parents(ROOT, 0, nodes)))
+    layout = cache.begin(Step(0, 0, ROOT, 0, chain_parents(ROOT, 0, nodes)))
+    mask = torch.full((1, 1, nodes, nodes), float("-inf"), dtype=states.dtype).triu(1)
     positions = torch.arange(nodes)[None]
     output: Any = layer(
         states,
-        attention_mask=torch.full((1, 1, nodes, nodes), float("-inf"), dtype=states.dtype).triu(1),
+        attention_mask=Paths(layout) if by_paths else mask,
         position_ids=positions,
         position_embeddings=rotary(states, position_ids=positions),
         cache=cache,
@@ -114,7 +123,8 @@ def _run(layer: nn.Module, rotary: nn.Module, states: torch.Tensor) -> torch.Ten
 
 
 def _index_of(layer: nn.Module) -> int:
-    return layer._index if isinstance(layer, FastLayer) else int(layer.self_attn.layer_idx)  # type: ignore[union-attr,arg-type]
+    index: Any = getattr(layer, "_index", None)
+    return int(layer.self_attn.layer_idx if index is None else index)  # type: ignore[union-attr,arg-type]
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,8 @@ float32 sums. Processors that multiply tiles (AMX) take as long for sixteen rows
 
 ``int8`` keeps weights as 8-bit integers with a scale per output, a quarter of float32, and rounds what comes
 in to 8 bits (7 where the processor's multiply-add saturates) with a scale per row. Sums of integers are
-exact, so a row's result is the same to the bit alone and among others, whatever their number.
+exact, so a row's result is the same to the bit alone and among others, whatever their number. Processors that
+multiply tiles (AMX) do so by oneDNN, others by FBGEMM.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ BLOCK = 16 * 2**20
 
 #: Rows that weights in bfloat16 are laid out for. One takes as long.
 TILE = 16
+
+#: Outputs from which on 8-bit weights are multiplied in tiles: for fewer, and one row, oneDNN is slow.
+TILED = 512
 
 #: The packed layout pads the inputs of a matrix to a multiple of this, which widths of large models are.
 PACKED_WIDTH = 512
@@ -84,28 +88,44 @@ class Int8Linear(PackedLinear):
     stored = "int8"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._tiles = weight.shape[0] >= TILED and tiles_available()
         super().__init__(weight, None)
-        # Outside of the integers, because a row's own scale multiplies the product and not the bias.
-        self._bias = None if bias is None else bias.detach().float()
-        self._levels = activation_levels()
+        #: Outside of the integers, because a row's own scale multiplies the product and not the bias.
+        self.bias = None if bias is None else bias.detach().float()
+        #: Largest integer that a row is scaled to.
+        self.levels = 127 if self._tiles else activation_levels()
+        #: How :meth:`products` is given integers.
+        self.reads = torch.int8 if self._tiles else torch.float32
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        scales = weight.abs().amax(dim=1).clamp_min_(_TINY).double() / 127
+        scales = weight.abs().amax(dim=1).clamp_min_(_TINY) / 127
+        if self._tiles:
+            return _tiled(weight.div(scales[:, None]).round_().to(torch.int8), scales)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the library announces that this interface will move one day
             zeros = torch.zeros(len(scales), dtype=torch.int64)
-            integers = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            integers = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
         return torch.ops.quantized.linear_prepack(integers, bias)
+
+    def products(self, rows: torch.Tensor) -> torch.Tensor:
+        """``integers W^T`` of rows of integers up to :attr:`levels`, in float32."""
+        if len(self._packed) == 1:
+            return self._multiplied(rows, self._packed[0])
+        return torch.cat([self._multiplied(rows, packed) for packed in self._packed], dim=-1)
+
+    def _multiplied(self, rows: torch.Tensor, packed: Any) -> torch.Tensor:
+        if self._tiles:
+            return _multiply_tiles(rows, packed)
+        result: torch.Tensor = _LINEAR_8(rows, 1.0, self.levels + 1, packed)
+        return result
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features] -> [..., out_features]``."""
-        largest = x.abs().amax(dim=-1, keepdim=True).clamp_min_(_TINY)
-        scaled, levels = x / largest, self._levels
-        products: list[torch.Tensor] = [
-            _LINEAR_8(scaled, 1 / levels, levels + 1, packed) for packed in self._packed
-        ]
-        product = (products[0] if len(products) == 1 else torch.cat(products, dim=-1)).mul_(largest)
-        return product if self._bias is None else product.add_(self._bias)
+        scale = torch.linalg.vector_norm(x, float("inf"), dim=-1, keepdim=True).clamp_min_(_TINY)
+        scale.mul_(1 / self.levels)
+        scaled = x / scale
+        product = self.products(scaled.round_().to(torch.int8) if self._tiles else scaled).mul_(scale)
+        return product if self.bias is None else product.add_(self.bias)
 
 
 class Bfloat16Linear(PackedLinear):
@@ -129,6 +149,43 @@ class Bfloat16Linear(PackedLinear):
             self._multiply(x, packed, bias, "none", [], "") for packed, bias in self._packed
         ]
         return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
+
+
+def _tiled(integers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Weights ``[out, in]`` in the layout that oneDNN multiplies, with a scale and a zero per output."""
+    return (
+        torch.ops.onednn.qlinear_prepack(integers, None),
+        scales,
+        torch.zeros(len(scales), dtype=torch.int64),
+    )
+
+
+def _multiply_tiles(rows: torch.Tensor, packed: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
+        rows, 1.0, 0, *packed, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return result
+
+
+@functools.cache
+def tiles_available() -> bool:
+    """True if this processor multiplies tiles of 8-bit integers (AMX), and oneDNN does so without an error.
+
+    One row takes as long as sixteen then. The largest numbers are multiplied, among which a sum of 16 bits
+    would overflow, and every product is an integer that float32 holds.
+    """
+    try:
+        if not torch.cpu._is_amx_tile_supported():
+            return False
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randint(-127, 128, (96, 256), generator=generator, dtype=torch.int8)
+        rows = torch.randint(-127, 128, (17, 256), generator=generator, dtype=torch.int8)
+        weight[0], rows[0] = 127, 127
+        packed = _tiled(weight, torch.ones(96))
+        exact = rows.double() @ weight.double().T
+        return all(torch.equal(_multiply_tiles(rows[:n], packed).double(), exact[:n]) for n in (1, 2, 16, 17))
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
 
 
 @functools.cache

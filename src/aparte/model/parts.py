@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,10 @@ class Blueprint:
         rotary = rotary.to(self.precision.device)
         if self.fused and self.family.plain:
             modules = [fast_layer(module, rotary) for module in modules]
+            if find_spec("numba"):
+                from aparte.model.compiled.layer import compiled_layers
+
+                modules = compiled_layers(modules, rotary)
         if self.precision.invariant and not all(attention.goes_by_node(module) for module in modules):
             raise UserError(
                 f"--batch-invariant does not work with model family {self.config.model_type!r}: the library "

@@ -9,7 +9,7 @@ other (:mod:`aparte.model.attention`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,13 @@ class SharedCache:
     def __init__(self, caches: Sequence[SlotCache], rows: Sequence[int]) -> None:
         self._caches = caches
         self._rows = list(rows)
+
+    def sessions(self) -> Iterator[tuple[SlotCache, slice]]:
+        """Each session's cache, and which of the pass's rows are its own."""
+        end = 0
+        for cache, count in zip(self._caches, self._rows, strict=True):
+            end += count
+            yield cache, slice(end - count, end)
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any

@@ -22,6 +22,7 @@ from aparte.model import attention
 from aparte.model.cache import SlotCache
 from aparte.model.inputs import Inputs, joined, mask, sees_all
 from aparte.model.invariant import Visible
+from aparte.model.paths import Paths, worthwhile
 from aparte.model.ragged import SharedCache
 from aparte.model.slab import Slab
 from aparte.model.tree import Layout
@@ -93,6 +94,11 @@ class Stage:
         self.device = device
         #: Whether steps of several sessions can share a pass.
         self.shares_passes = all(attention.takes_sessions(layer) for layer in layers)
+        self._walks = (
+            not invariant
+            and kv in ("model", "int8")
+            and all(getattr(layer, "walks_paths", False) for layer in layers)
+        )
 
     @property
     def layer_indices(self) -> range:
@@ -244,10 +250,13 @@ class Stage:
         rotary: tuple[torch.Tensor, ...] = self._rotary(like, position_ids=positions, **more)
         return tuple(part[:, :-1] for part in rotary) if long else rotary
 
-    def _masks(self, layout: Layout) -> dict[int | None, torch.Tensor | Visible | None]:
-        """By sliding window ``[1, 1, n, total]``, or None where attention needs none."""
-        shown: dict[int | None, torch.Tensor | Visible | None] = {}
+    def _masks(self, layout: Layout) -> dict[int | None, Any]:
+        """By sliding window: ``[1, 1, n, total]``, or what attention takes instead; None if it needs none."""
+        shown: dict[int | None, Any] = {}
         for window in set(self._windows):
+            if self._walks and window is None and worthwhile(layout):
+                shown[window] = Paths(layout)
+                continue
             if not self._invariant and sees_all(layout, window):
                 shown[window] = None
                 continue
