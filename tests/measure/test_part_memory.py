@@ -15,7 +15,7 @@ from aparte.cli.bench import bench_app
 from aparte.config import DEFAULT_MODEL, Compute, Cut
 from aparte.errors import CheckpointError, UserError
 from aparte.measure import memory
-from aparte.model.linear import bf16_available, packed_available
+from aparte.model.linear import bf16_available, packed_available, tiles_available
 from aparte.model.parts import Blueprint
 from aparte.model.registry import resolve
 
@@ -64,9 +64,12 @@ def test_loading_the_default_model(part: str, dtype: str) -> None:
     folder = resolve(DEFAULT_MODEL)
     loaded = memory.measure(folder, Cut(2, 2), part, Compute(dtype, "cpu")).to_dict()  # type: ignore[arg-type]
     # With AVX-512 8-bit matrices are laid out so that much of their padding lies in pages nobody touches.
-    untouched = dtype == "int8" and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    untouched = dtype == "int8" and avx512 and not tiles_available()
     least = 0.8 if untouched else 0.9
-    assert least < loaded["held_over_tensors"] <= loaded["peak_over_tensors"] < 1.15, loaded
+    # Code that oneDNN writes for tiles, of the same size for a model of any.
+    most = 1.15 + (10e6 / loaded["tensors"] if dtype == "int8" and tiles_available() else 0)
+    assert least < loaded["held_over_tensors"] <= loaded["peak_over_tensors"] < most, loaded
 
 
 def test_sizes_are_those_of_the_tensors(folder: Path) -> None:
@@ -85,7 +88,11 @@ def test_sizes_are_those_of_the_tensors(folder: Path) -> None:
         padded = 512 * inputs[384] + 1024 * inputs[1024]
         norms = 2 * 384 * 4
         assert size("packed16", "middle") == 9 * (2 * padded + norms)
-        assert size("int8", "middle") == 9 * (padded + 4 * sum(inputs.values()) + norms)
+        if tiles_available():  # both widths are whole tiles
+            whole = 384 * inputs[384] + 1024 * inputs[1024]
+            assert size("int8", "middle") == 9 * (whole + 12 * sum(inputs.values()) + norms)
+        else:
+            assert size("int8", "middle") == 9 * (padded + 4 * sum(inputs.values()) + norms)
 
 
 def test_errors_come_through(folder: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_fast_and_simple_agree(tiny_folders: dict[str, Path], name: str, compute
     implementations = {
         layer.self_attn.config._attn_implementation  # type: ignore[union-attr]
         for layer in fast._layers
-        if not isinstance(layer, FastLayer)
+        if hasattr(layer, "self_attn")
     }
     assert implementations == (set() if whole else {"aparte"})
 

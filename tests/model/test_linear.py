@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from aparte.config import Compute
+from aparte.model import linear as module
 from aparte.model.linear import (
+    TILED,
     Bfloat16Linear,
     Int8Linear,
     activation_levels,
@@ -17,6 +19,7 @@ from aparte.model.linear import (
     pack_linears,
     packed_available,
     packed_linear,
+    tiles_available,
 )
 from aparte.model.parts import Blueprint
 
@@ -70,6 +73,28 @@ def test_rows_of_zeros_and_of_tiny_numbers() -> None:
     tiny = linear(torch.full((1, 40), 1e-20))
     assert torch.isfinite(tiny).all()
     assert float(tiny[0, 3]) == 0
+
+
+@pytest.mark.skipif(not tiles_available(), reason="this CPU has no tiles of 8-bit integers")
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 33])
+def test_tiles_and_packed_integers_agree(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, bias, x = torch.randn(TILED, 100), torch.randn(TILED), torch.randn(rows, 100)
+    tiled = Int8Linear(weight, bias)
+    monkeypatch.setattr(module, "tiles_available", lambda: False)
+    packed = Int8Linear(weight, bias)
+    assert (tiled.reads, packed.reads) == (torch.int8, torch.float32)
+    torch.testing.assert_close(tiled(x), packed(x), rtol=1e-5, atol=1e-4)
+    integers = torch.randint(-127, 128, (rows, 100))
+    exact = integers.double() @ (weight / weight.abs().amax(1, keepdim=True) * 127).round().double().T
+    scale = weight.abs().amax(1).double() / 127
+    for linear in (tiled, packed):
+        products = linear.products(integers.to(linear.reads))
+        torch.testing.assert_close(products.double(), exact * scale, rtol=1e-6, atol=0)
+
+
+def test_few_outputs_are_not_multiplied_in_tiles() -> None:
+    """For one row and few outputs oneDNN falls back to code that takes fifty times as long."""
+    assert Int8Linear(torch.randn(TILED - 1, 64), None).reads == torch.float32
 
 
 def test_every_linear_is_replaced() -> None:

@@ -38,6 +38,8 @@ TILED = 512
 
 #: The packed layout pads the inputs of a matrix to a multiple of this, which widths of large models are.
 PACKED_WIDTH = 512
+#: The same for 8-bit weights in tiles.
+TILE_WIDTH = 64
 
 #: The overloads themselves, so that they are not looked up by name at every call.
 _LINEAR_16 = torch.ops.quantized.linear_dynamic_fp16.default
@@ -98,9 +100,13 @@ class Int8Linear(PackedLinear):
         self.reads = torch.int8 if self._tiles else torch.float32
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        scales = weight.abs().amax(dim=1).clamp_min_(_TINY) / 127
+        scales = torch.linalg.vector_norm(weight, float("inf"), dim=1).clamp_min_(_TINY) / 127
         if self._tiles:
-            return _tiled(weight.div(scales[:, None]).round_().to(torch.int8), scales)
+            integers = torch.empty(weight.shape, dtype=torch.int8)
+            for rows in range(0, len(weight), 256):  # a few at a time, so that no second copy is in floats
+                part = slice(rows, rows + 256)
+                integers[part] = weight[part].div(scales[part, None]).round_()
+            return _tiled(integers, scales)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the library announces that this interface will move one day
             zeros = torch.zeros(len(scales), dtype=torch.int64)

@@ -171,6 +171,12 @@ class Blueprint:
         stage = self.wrap(modules, layers.start)
         return self.split.lead(stage) if self.split else stage
 
+    @property
+    def compiles(self) -> bool:
+        """Whether layers are compiled between their linears where they can be; Numba does it."""
+        known = self.fused and self.family.plain and self.precision.linears in ("packed16", "int8")
+        return known and find_spec("numba") is not None
+
     def empty_layer(self, index: int) -> nn.Module:
         """A decoder layer without weights, built as the model's number ``index``: a copy."""
         layer: nn.Module = copy.deepcopy(self._decoder.layers[index])
@@ -182,10 +188,10 @@ class Blueprint:
         rotary = rotary.to(self.precision.device)
         if self.fused and self.family.plain:
             modules = [fast_layer(module, rotary) for module in modules]
-            if find_spec("numba"):
-                from aparte.model.compiled.layer import compiled_layers
+        if self.compiles:
+            from aparte.model.compiled.layer import compiled_layers
 
-                modules = compiled_layers(modules, rotary)
+            modules = compiled_layers(modules, rotary)
         if self.precision.invariant and not all(attention.goes_by_node(module) for module in modules):
             raise UserError(
                 f"--batch-invariant does not work with model family {self.config.model_type!r}: the library "

@@ -13,7 +13,16 @@ from aparte.errors import UserError
 from aparte.model.bits import library, quantise_linears
 from aparte.model.fuse import fuse
 from aparte.model.invariant import fix_rows
-from aparte.model.linear import PACKED, PACKED_WIDTH, Linears, bf16_available, pack_linears, packed_available
+from aparte.model.linear import (
+    PACKED,
+    PACKED_WIDTH,
+    TILE_WIDTH,
+    Linears,
+    bf16_available,
+    pack_linears,
+    packed_available,
+    tiles_available,
+)
 
 #: What ``auto`` means on a device; elsewhere it is packed16 or, where that is not to be had, float32.
 _DEFAULTS: dict[str, DtypeName] = {"cuda": "bfloat16", "mps": "float16"}
@@ -69,6 +78,8 @@ class Precision:
             return round(rows * width * NF4_BYTES)
         if linears == "bits8":
             return rows * width + 4 * rows
+        if linears == "int8" and tiles_available():  # and for each output a scale and a zero
+            return rows * (-(-width // TILE_WIDTH) * TILE_WIDTH + 12)
         padded = rows * -(-width // PACKED_WIDTH) * PACKED_WIDTH
         return padded + 4 * rows if linears == "int8" else padded * 2
 

@@ -1,9 +1,9 @@
 """What a decoder layer does between its linears, compiled: one pass over a row in place of many operations.
 
 A step of few nodes on a CPU spends most of its time *between* the matrix products: some sixty operations
-per layer, each of which costs more to find its code than to compute. The functions here are compiled by Numba
-for the processor at hand, without a C++ compiler, and are called ten times per layer. Every row is computed by
-the same code whatever rows are beside it, so a node's numbers do not depend on the step's other nodes.
+per layer, each of which costs more to find its code than to compute. The functions here are compiled by
+Numba for the processor at hand, without a C++ compiler, and are called ten times per layer. Every row is
+computed by the same code whatever rows are beside it, so a node's numbers do not depend on the others.
 
 A row that an 8-bit product reads is scaled by its largest magnitude, as in
 :class:`~aparte.model.linear.Int8Linear`: ``levels`` is the largest integer, and 0 leaves a row as it is. What

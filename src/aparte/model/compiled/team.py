@@ -18,7 +18,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-
 #: What files are mapped into this process, on Linux.
 MAPS = Path("/proc/self/maps")
 
