@@ -10,6 +10,7 @@ from page_runs import run_line
 STEPS = {
     "step": "`packed16`",
     "step-int8": "`int8`",
+    "step-int8-kv8": "`int8`, `--kv int8`",
     "step-bf16": "`bfloat16`",
     "step-invariant": "`packed16`, `--batch-invariant`",
     "step-int8-invariant": "`int8`, `--batch-invariant`",

@@ -57,6 +57,7 @@ MEASUREMENTS: dict[str, tuple[list[str], int]] = {
         0,
     ),
     "step-kv8": (["bench", "step", "smollm2-135m", "--kv", "int8"], 0),
+    "step-int8-kv8": (["bench", "step", "smollm2-135m", "--dtype", "int8", "--kv", "int8"], 0),
     "memory": (
         [
             "bench",

@@ -11,7 +11,7 @@ from aparte.model.tree import Layout
 #: Steps of more nodes, and of more nodes times rows, are work enough for the library's kernels, which read a
 #: key once for all nodes. Up to :data:`FEW` nodes walking is always faster.
 MOST_NODES = 8
-MOST_WORK = 6144
+MOST_WORK = 4096
 FEW = 2
 
 

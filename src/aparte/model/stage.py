@@ -94,10 +94,8 @@ class Stage:
         self.device = device
         #: Whether steps of several sessions can share a pass.
         self.shares_passes = all(attention.takes_sessions(layer) for layer in layers)
-        self._walks = (
-            not invariant
-            and kv in ("model", "int8")
-            and all(getattr(layer, "walks_paths", False) for layer in layers)
+        self._walks = kv in ("model", "int8") and all(
+            getattr(layer, "walks_paths", False) for layer in layers
         )
 
     @property
@@ -254,7 +252,8 @@ class Stage:
         """By sliding window: ``[1, 1, n, total]``, or what attention takes instead; None if it needs none."""
         shown: dict[int | None, Any] = {}
         for window in set(self._windows):
-            if self._walks and window is None and worthwhile(layout):
+            # What a node finds on its path does not depend on other nodes, so invariant steps always walk.
+            if self._walks and window is None and (self._invariant or worthwhile(layout)):
                 shown[window] = Paths(layout)
                 continue
             if not self._invariant and sees_all(layout, window):

@@ -29,11 +29,15 @@ def dtype(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def load(folder: Path, dtype: Any, kv: KvName = "model", *, compiled: bool = True) -> Stage:
+def load(
+    folder: Path, dtype: Any, kv: KvName = "model", *, compiled: bool = True, invariant: bool = False
+) -> Stage:
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
             patch.setattr(parts, "find_spec", lambda name: None)
-        stage = Blueprint.open(folder, Compute(dtype, "cpu", kv=kv)).stage(range(3))
+        stage = Blueprint.open(folder, Compute(dtype, "cpu", kv=kv, batch_invariant=invariant)).stage(
+            range(3)
+        )
     kind = module.CompiledLayer if compiled else FastLayer
     assert all(isinstance(layer, kind) for layer in stage._layers)
     return stage
@@ -88,6 +92,19 @@ def test_a_node_of_a_tree_has_the_bits_of_a_sequence(llama_folder: Path) -> None
                     cache, Step(depth + 1, 0, tip, tip + 1, (tip,)), hidden[prefix + node][None]
                 )
                 assert torch.equal(alone[0], together[node])
+
+
+def test_invariant_steps_walk_whatever_their_size(
+    llama_folder: Path, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = load(llama_folder, dtype, invariant=True)
+    monkeypatch.setattr(module, "shared_heads", None)
+    hidden = states(stage, 70)
+    whole = stage.forward(stage.new_cache(), Step(0, 0, ROOT, 0, chain_parents(ROOT, 0, 70)), hidden)
+    cache = stage.new_cache()
+    for slot in range(70):
+        one = stage.forward(cache, Step(slot, 0, slot - 1, slot, (slot - 1,)), hidden[slot][None])
+        assert torch.equal(one[0], whole[slot])
 
 
 def test_sessions_in_one_pass_are_as_if_alone(llama_folder: Path, dtype: Any) -> None:

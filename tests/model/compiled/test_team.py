@@ -13,11 +13,10 @@ pytest.importorskip("numba", reason="Numba is not installed")
 import numba
 
 from aparte.model.compiled import team as module
-from aparte.model.compiled.kernels import entry
 from aparte.model.compiled.team import Team, call, team
 
 
-@entry
+@numba.cfunc(numba.types.void(numba.types.CPointer(numba.types.int64)))
 def visit(address: Any) -> None:
     """Counts each thread at its number, and notes how many there are."""
     given = numba.carray(address, 10)
