@@ -208,6 +208,7 @@ def step(
         "kv": kv,
         "batch_invariant": batch_invariant,
         "graphs": graphs,
+        "compiled": fast.compiles,
         "context": context,
         "threads": torch.get_num_threads(),
         "prompts": "random states, no text",
@@ -217,9 +218,10 @@ def step(
     if json:
         print_json(result)
         return
+    numbers = fast.precision.name + (", compiled" if fast.compiles else "")
     columns = ("middle_ms", "device_ms", "simple_middle_ms", "simple_device_ms", "transformers_ms")
     show_table(
-        f"{model}, cut {wanted}, {fast.precision.name}, {context} tokens of context, ms",
+        f"{model}, cut {wanted}, {numbers}, {context} tokens of context, ms",
         ["nodes", *(name.removesuffix("_ms").replace("_", " ") for name in columns)],
         [[str(row["nodes"]), *(f"{row[name]:.1f}" for name in columns)] for row in result["rows"]],
     )

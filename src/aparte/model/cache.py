@@ -128,10 +128,10 @@ class SlotCache:
         if layout is None or keys.shape[2] != layout.total - layout.first_row:
             raise SlotError("A layer stores a different number of nodes than the step announced.")
         index = layer_idx - self.first_layer
-        pair = self._keys[index], self._values[index]
-        for rows, new in zip(pair, (keys, values), strict=True):
-            self._make_room(rows, new, layout)
-        return *pair, layout.first_row
+        key_rows, value_rows = self._keys[index], self._values[index]
+        self._make_room(key_rows, keys, layout)
+        self._make_room(value_rows, values, layout)
+        return key_rows, value_rows, layout.first_row
 
     def end(self) -> None:
         """The pass is over, however it went. Does nothing if none is under way."""

@@ -48,6 +48,8 @@ class Rows:
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
         self._buffer: torch.Tensor | None = None
+        #: Rows that there is room for.
+        self.capacity = 0
         self._raw: Raw | None = None
 
     @property
@@ -59,11 +61,6 @@ class Rows:
 
     def _scale_array(self) -> npt.NDArray[Any]:
         return np.empty((0, 0), np.float32)
-
-    @property
-    def capacity(self) -> int:
-        """Rows that there is room for."""
-        return 0 if self._buffer is None else self._buffer.shape[2]
 
     @property
     def whole(self) -> torch.Tensor | None:
@@ -83,6 +80,7 @@ class Rows:
     def grow(self, like: torch.Tensor, rows: int, used: int) -> None:
         """Room for ``rows`` rows like those of ``like`` ``[1, H, n, head_dim]``, keeping ``used``."""
         self._buffer = self._grown(self._buffer, like, self._dtype or like.dtype, like.shape[3], rows, used)
+        self.capacity = rows
         self._raw = None
 
     def store(self, new: torch.Tensor, first: int) -> torch.Tensor:
@@ -104,7 +102,7 @@ class Rows:
 
     def release(self) -> None:
         """Give everything back; there are no rows any more."""
-        buffer, self._buffer, self._raw = self._buffer, None, None
+        buffer, self._buffer, self._raw, self.capacity = self._buffer, None, None, 0
         if buffer is not None:
             self._slab.give(buffer)
 

@@ -167,10 +167,14 @@ def _tiled(integers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def _multiply_tiles(rows: torch.Tensor, packed: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        rows, 1.0, 0, *packed, None, 1.0, 0, torch.float32, "none", [], ""
-    )
+    result: torch.Tensor = _tiles_kernel()(rows, 1.0, 0, *packed, None, 1.0, 0, torch.float32, "none", [], "")
     return result
+
+
+@functools.cache
+def _tiles_kernel() -> Any:
+    """Looked up once, and not when this is imported: builds of torch without oneDNN know no such name."""
+    return torch.ops.onednn.qlinear_pointwise.default
 
 
 @functools.cache

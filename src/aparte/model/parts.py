@@ -8,6 +8,7 @@ above the part's own size.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -168,7 +169,13 @@ class Blueprint:
             modules.append(layer)
         if progress:
             progress(label, len(layers), len(layers))
+        # Some seconds, if it is the first time on this machine.
+        compiling = progress if self.compiles and "aparte.model.compiled.layer" not in sys.modules else None
+        if compiling:
+            compiling("kernels", 0, 1)
         stage = self.wrap(modules, layers.start)
+        if compiling:
+            compiling("kernels", 1, 1)
         return self.split.lead(stage) if self.split else stage
 
     @property

@@ -14,6 +14,7 @@ All arrays are C-contiguous: another layout would be compiled anew, in the middl
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numba
@@ -21,6 +22,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+
+# It tells every step of compiling to whoever listens for debugging.
+logging.getLogger("numba").setLevel(logging.WARNING)
 
 #: Sums may be taken in another order, the same at every call, and there are no infinities to look after.
 FAST = {"contract", "reassoc", "nsz", "arcp", "nnan", "ninf"}

@@ -190,10 +190,10 @@ class CompiledLayer(nn.Module):
         find ``[n, H hd]``. ``seen`` is a mask, or paths."""
         queries, keys, values = heads
         nodes = queries.shape[1]
-        *rows, first = cache.room(keys, values, self._index)
-        old_keys, old_values = rows[0].raw, rows[1].raw
+        key_rows, value_rows, first = cache.room(keys, values, self._index)
+        old_keys, old_values = key_rows.raw, value_rows.raw
         if old_keys is None or old_values is None:
-            read = [place.store(new, first) for place, new in zip(rows, (keys, values), strict=True)]
+            read = [key_rows.store(keys, first), value_rows.store(values, first)]
         else:
             _, *new, address = arrays
             if old_keys.scaled:
@@ -205,7 +205,7 @@ class CompiledLayer(nn.Module):
                 walk = walk_of(seen, self.count, self.shared, self.size, self._scaling)
                 walk.attend(address, old_keys, old_values, result)
                 return result.reshape(nodes, -1)
-            read = [place.read(first + nodes, keys.dtype) for place in rows]
+            read = [place.read(first + nodes, keys.dtype) for place in (key_rows, value_rows)]
         attended, _ = shared_heads(self, queries.transpose(1, 2), *read, seen, self._scaling)
         return attended.reshape(nodes, -1).numpy()
 

@@ -35,6 +35,8 @@ WORTH_SHARING = 1024
 
 _f32 = np.float32
 _LOWEST = _f32(-1e30)
+#: Weights below two to this are nothing. Products with them would be denormal numbers, which are slow.
+_FAINT = _f32(-100.0)
 _LOG2_E = 1.4426950408889634
 
 
@@ -113,7 +115,8 @@ def _look(
             total[d] *= less
     together = _f32(0.0)
     for j in range(BLOCK):
-        scores[j] = power_of_two(scores[j] - highest)
+        power = scores[j] - highest
+        scores[j] = power_of_two(power) if power > _FAINT else _f32(0.0)
         together += scores[j]
     weight[1] += together
     if len(value_scales):
