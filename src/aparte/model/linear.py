@@ -62,18 +62,17 @@ class PackedLinear(nn.Module):
         self.biased = bias is not None
         #: Outputs of each part that is packed.
         self.rows = rows = max(1, BLOCK // self.in_features)
-        # Contiguous float32 is what the packers want.
         self._packed = [
             self._pack(
-                weight.detach()[start : start + rows].float().contiguous(),
+                weight.detach()[start : start + rows],
                 None if bias is None else bias.detach()[start : start + rows].float(),
             )
             for start in range(0, self.out_features, rows)
         ]
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        """The packer rounds to half precision itself."""
-        return torch.ops.quantized.linear_prepack_fp16(weight, bias)
+        """The packer wants contiguous float32, and rounds to half precision itself."""
+        return torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features] -> [..., out_features]``."""
@@ -100,13 +99,10 @@ class Int8Linear(PackedLinear):
         self.reads = torch.int8 if self._tiles else torch.float32
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        scales = torch.linalg.vector_norm(weight, float("inf"), dim=1).clamp_min_(_TINY) / 127
         if self._tiles:
-            integers = torch.empty(weight.shape, dtype=torch.int8)
-            for rows in range(0, len(weight), 256):  # a few at a time, so that no second copy is in floats
-                part = slice(rows, rows + 256)
-                integers[part] = weight[part].div(scales[part, None]).round_()
-            return _tiled(integers, scales)
+            return _tiled(*_integers(weight))
+        weight = weight.float().contiguous()
+        scales = weight.abs().amax(dim=1).clamp_min_(_TINY) / 127
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the library announces that this interface will move one day
             zeros = torch.zeros(len(scales), dtype=torch.int64)
@@ -155,6 +151,17 @@ class Bfloat16Linear(PackedLinear):
             self._multiply(x, packed, bias, "none", [], "") for packed, bias in self._packed
         ]
         return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
+
+
+def _integers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``weight`` ``[out, in]`` as integers with a scale per row, never all of it in floats."""
+    integers, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+    for start in range(0, len(weight), 256):
+        rows = slice(start, start + 256)
+        part = weight[rows].float()
+        scales[rows] = part.abs().amax(dim=1).clamp_min_(_TINY) / 127
+        integers[rows] = part.div(scales[rows, None]).round_()
+    return integers, scales
 
 
 def _tiled(integers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
