@@ -97,8 +97,7 @@ def _load(folder: Path, cut: Cut, part: str, compute: Compute) -> dict[str, Any]
         "whole": [range(blueprint.layers)],
     }[part]
     blueprint.empty_layer(0)
-    if blueprint.compiles:
-        import aparte.model.compiled.layer  # with its compiler  # noqa: F401
+    _ = blueprint.compiles  # loads the compiler
     runtime = _private_bytes()
     with _Peak() as peak:
         # Whoever loads a part keeps all of it.

@@ -8,9 +8,7 @@ above the part's own size.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from torch import nn
 
 from aparte.config import Compute, Cut
 from aparte.errors import CheckpointError, UserError
-from aparte.model import attention
+from aparte.model import attention, compiled
 from aparte.model.checkpoint import Checkpoint
 from aparte.model.ends import Embedding as Embedding
 from aparte.model.ends import Head as Head
@@ -169,8 +167,8 @@ class Blueprint:
             modules.append(layer)
         if progress:
             progress(label, len(layers), len(layers))
-        # Some seconds, if it is the first time on this machine.
-        compiling = progress if self.compiles and "aparte.model.compiled.layer" not in sys.modules else None
+        # Some seconds, where nothing was compiled before.
+        compiling = progress if self._may_compile and not compiled.loaded() else None
         if compiling:
             compiling("kernels", 0, 1)
         stage = self.wrap(modules, layers.start)
@@ -181,8 +179,11 @@ class Blueprint:
     @property
     def compiles(self) -> bool:
         """Whether layers are compiled between their linears where they can be; Numba does it."""
-        known = self.fused and self.family.plain and self.precision.linears in ("packed16", "int8")
-        return known and find_spec("numba") is not None
+        return self._may_compile and compiled.available()
+
+    @property
+    def _may_compile(self) -> bool:
+        return self.fused and self.family.plain and self.precision.linears in ("packed16", "int8")
 
     def empty_layer(self, index: int) -> nn.Module:
         """A decoder layer without weights, built as the model's number ``index``: a copy."""
@@ -196,9 +197,7 @@ class Blueprint:
         if self.fused and self.family.plain:
             modules = [fast_layer(module, rotary) for module in modules]
         if self.compiles:
-            from aparte.model.compiled.layer import compiled_layers
-
-            modules = compiled_layers(modules, rotary)
+            modules = compiled.compiled_layers(modules, rotary)
         if self.precision.invariant and not all(attention.goes_by_node(module) for module in modules):
             raise UserError(
                 f"--batch-invariant does not work with model family {self.config.model_type!r}: the library "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from aparte.config import Compute, KvName
-from aparte.model import parts
+from aparte.model import compiled as compiled_package
 from aparte.model.layer import FastLayer
 from aparte.model.linear import Int8Linear, packed_available
 from aparte.model.parts import Blueprint
@@ -34,7 +35,7 @@ def load(
 ) -> Stage:
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
-            patch.setattr(parts, "find_spec", lambda name: None)
+            patch.setattr(compiled_package, "available", lambda: False)
         stage = Blueprint.open(folder, Compute(dtype, "cpu", kv=kv, batch_invariant=invariant)).stage(
             range(3)
         )
@@ -166,7 +167,7 @@ def test_a_layer_of_another_kind_stays(llama_folder: Path, change: Any) -> None:
     stage = load(llama_folder, "int8", compiled=False)
     change(stage._layers[1])
     layers = list(stage._layers)
-    assert module.compiled_layers(layers, stage._rotary) == layers
+    assert module.replaced(layers, stage._rotary) == layers
 
 
 def test_a_layer_that_computes_something_else_stays(
@@ -177,10 +178,34 @@ def test_a_layer_that_computes_something_else_stays(
     for wrong in (False, True):
         # Once by masks and once by paths.
         monkeypatch.setattr(module, "same_results", lambda *_, by_paths, wrong=wrong: by_paths != wrong)
-        assert module.compiled_layers(layers, stage._rotary) == layers
+        assert module.replaced(layers, stage._rotary) == layers
 
 
 def test_rooms_of_large_steps_are_not_kept(llama_folder: Path) -> None:
     layer = load(llama_folder, "int8")._layers[0]
     assert module._rooms(3, layer) is module._rooms(3, layer)
     assert module._rooms(65, layer) is not module._rooms(65, layer)
+
+
+def test_without_a_working_compiler_layers_are_as_they_are(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("LLVM knows no such processor")
+
+    monkeypatch.setattr(module, "replaced", fails)
+    stage = Blueprint.open(llama_folder, Compute("int8", "cpu")).stage(range(2))
+    assert all(isinstance(layer, FastLayer) for layer in stage._layers)
+    assert "Layers are not compiled" in caplog.text
+
+
+def test_a_compiler_that_cannot_be_loaded_is_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when NumPy is newer than what Numba knows."""
+    monkeypatch.setitem(sys.modules, "aparte.model.compiled.layer", None)
+    monkeypatch.delattr(compiled_package, "layer")
+    assert not compiled_package.available.__wrapped__()
+    assert "Layers are not compiled" in caplog.text
+    monkeypatch.setattr(compiled_package, "find_spec", lambda name: None)
+    assert not compiled_package.available.__wrapped__()

@@ -210,7 +210,7 @@ class CompiledLayer(nn.Module):
         return attended.reshape(nodes, -1).numpy()
 
 
-def compiled_layers(layers: Sequence[nn.Module], rotary: nn.Module) -> list[nn.Module]:
+def replaced(layers: Sequence[nn.Module], rotary: nn.Module) -> list[nn.Module]:
     """The same layers compiled; ``layers`` as they are if not all of them can be, by shape and by results."""
     if not all(isinstance(layer, FastLayer) and _fits(layer) for layer in layers):
         return list(layers)
