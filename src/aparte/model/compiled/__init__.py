@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -29,8 +30,8 @@ def available() -> bool:
 
 
 def loaded() -> bool:
-    """Whether this process has looked already: later layers take no time for it."""
-    return available.cache_info().currsize > 0
+    """Whether this process has compiled functions already; later layers take no time for it."""
+    return "aparte.model.compiled.layer" in sys.modules
 
 
 def compiled_layers(layers: Sequence[nn.Module], rotary: nn.Module) -> list[nn.Module]:
