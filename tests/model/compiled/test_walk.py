@@ -50,7 +50,7 @@ def stored(count: int, kind: str, size: int, seed: int) -> tuple[Rows, torch.Ten
 def attend(paths: Paths, queries: torch.Tensor, keys: Rows, values: Rows) -> torch.Tensor:
     queries = queries.contiguous()
     result = torch.full_like(queries, math.nan)
-    walk = walks.walk_of(paths, HEADS, SHARED, queries.shape[2], 0.2)
+    walk = walks.walk_of(paths, queries.shape[1], SHARED, queries.shape[2], 0.2)
     assert keys.raw is not None
     assert values.raw is not None
     walk.attend(queries.data_ptr(), keys.raw, values.raw, result.numpy())
@@ -112,6 +112,17 @@ def test_threads_do_not_change_a_bit(prefix: int, two_threads: None) -> None:
     shared = attend(Paths(where), queries, keys, values)
     torch.set_num_threads(1)
     assert torch.equal(shared, attend(Paths(where), queries, keys, values))
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7])
+def test_heads_that_share_keys(group: int) -> None:
+    """Three at a time, and what is left one by one."""
+    where = layout(130, [-1, 0])
+    keys, read_keys = stored(where.total, "int8", 32, 1)
+    values, read_values = stored(where.total, "int8", 32, 2)
+    queries = torch.randn(2, group * SHARED, 32)
+    got = attend(Paths(where), queries, keys, values)
+    torch.testing.assert_close(got, expected(where, queries, read_keys, read_values), rtol=1e-5, atol=2e-6)
 
 
 def test_very_different_scores() -> None:

@@ -45,7 +45,7 @@ class Product:
         bias = packed.bias if isinstance(packed, Int8Linear) else None
         self.bias: Array = np.zeros(self.outputs, np.float32) if bias is None else bias.numpy()
         self._multiply: Callable[[torch.Tensor], torch.Tensor] = (
-            packed.products if isinstance(packed, Int8Linear) else linear
+            packed.multiplier() if isinstance(packed, Int8Linear) else linear
         )
 
     def of(self, rows: torch.Tensor) -> Array:

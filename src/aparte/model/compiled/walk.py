@@ -19,24 +19,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aparte.model.compiled.kernels import compiled, entry, from_bits, greatest, power_of_two
+from aparte.model.compiled.kernels import compiled, entry, from_bits, power_of_two
+from aparte.model.compiled.look import BLOCK, LOWEST, look
 from aparte.model.compiled.team import call, pointer, team
 from aparte.model.kv import Raw
 from aparte.model.paths import Paths
 
 Array = npt.NDArray[Any]
 
-#: Positions that are looked at together.
-BLOCK = 64
 #: Positions that one processor walks through at a time.
 PIECE = 256
 #: Positions times heads times nodes from which on other threads are given some.
 WORTH_SHARING = 1024
 
 _f32 = np.float32
-_LOWEST = _f32(-1e30)
-#: Weights below two to this are nothing. Products with them would be denormal numbers, which are slow.
-_FAINT = _f32(-100.0)
 _LOG2_E = 1.4426950408889634
 
 
@@ -84,59 +80,6 @@ def walk_of(paths: Paths, *shape: Any) -> Walk:
 
 
 @compiled
-def _look(
-    query: Any, keys: Any, key_scales: Any, values: Any, value_scales: Any, count: Any,
-    scores: Any, total: Any, weight: Any,
-) -> None:  # fmt: skip
-    """Add ``count`` positions to what one head of a node has seen: their ``values`` to ``total``, by
-    weights that are sums of ``2^(score - highest)``; ``weight`` is the highest and their sum."""
-    size = len(query)
-    for j in range((count + 3) // 4):
-        first, second, third, fourth = keys[4 * j], keys[4 * j + 1], keys[4 * j + 2], keys[4 * j + 3]
-        a, b, c, e = _f32(0.0), _f32(0.0), _f32(0.0), _f32(0.0)
-        for d in range(size):
-            q = query[d]
-            a += q * _f32(first[d])
-            b += q * _f32(second[d])
-            c += q * _f32(third[d])
-            e += q * _f32(fourth[d])
-        scores[4 * j], scores[4 * j + 1], scores[4 * j + 2], scores[4 * j + 3] = a, b, c, e
-    if len(key_scales):
-        for j in range(BLOCK):
-            scores[j] *= key_scales[j]
-    for j in range(count, BLOCK):
-        scores[j] = _LOWEST
-    highest = max(weight[0], greatest(scores))
-    if highest > weight[0]:
-        less = power_of_two(weight[0] - highest)
-        weight[0] = highest
-        weight[1] *= less
-        for d in range(size):
-            total[d] *= less
-    together = _f32(0.0)
-    for j in range(BLOCK):
-        power = scores[j] - highest
-        scores[j] = power_of_two(power) if power > _FAINT else _f32(0.0)
-        together += scores[j]
-    weight[1] += together
-    if len(value_scales):
-        for j in range(BLOCK):
-            scores[j] *= value_scales[j]
-    for j in range(count, BLOCK):
-        scores[j] = _f32(0.0)
-    for j in range((count + 7) // 8):
-        v0, v1, v2, v3 = values[8 * j], values[8 * j + 1], values[8 * j + 2], values[8 * j + 3]
-        v4, v5, v6, v7 = values[8 * j + 4], values[8 * j + 5], values[8 * j + 6], values[8 * j + 7]
-        w = scores[8 * j : 8 * j + 8]
-        w0, w1, w2, w3, w4, w5, w6, w7 = w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]
-        for d in range(size):
-            total[d] += (
-                w0 * _f32(v0[d]) + w1 * _f32(v1[d]) + w2 * _f32(v2[d]) + w3 * _f32(v3[d])
-                + w4 * _f32(v4[d]) + w5 * _f32(v5[d]) + w6 * _f32(v6[d]) + w7 * _f32(v7[d])
-            )  # fmt: skip
-
-
-@compiled
 def _walk(
     queries: Any, factor: Any, keys: Any, key_scales: Any, values: Any, value_scales: Any,
     prefix: Any, rows: Any, counts: Any, sums: Any, weights: Any, first_unit: Any, end_unit: Any,
@@ -145,7 +88,7 @@ def _walk(
     shared, pieces, size, scaled = keys.shape[0], sums.shape[1], keys.shape[2], len(key_scales) > 0
     group = queries.shape[1] // shared
     asked = np.empty((group, size), np.float32)
-    scores = np.empty(BLOCK, np.float32)
+    scores = np.empty((group, BLOCK), np.float32)
     # The end of a path, copied side by side. What is left over there counts for nothing, and is finite.
     near_keys, near_values = np.zeros((BLOCK, size), keys.dtype), np.zeros((BLOCK, size), keys.dtype)
     near_key_scales = np.zeros(BLOCK if scaled else 0, np.float32)
@@ -155,7 +98,7 @@ def _walk(
         start, stop = piece * PIECE, min(piece * PIECE + PIECE, prefix + counts[node])
         for g in range(group):
             out, weight = sums[node, piece, head * group + g], weights[node, piece, head * group + g]
-            weight[0], weight[1] = _LOWEST, _f32(0.0)
+            weight[0], weight[1] = LOWEST, _f32(0.0)
             query, own = asked[g], queries[node, head * group + g]
             for d in range(size):
                 query[d] = own[d] * factor
@@ -183,12 +126,11 @@ def _walk(
                     block_value_scales = value_scales[head, base : base + BLOCK]
                 else:
                     block_key_scales, block_value_scales = near_key_scales, near_value_scales
-            for g in range(group):
-                _look(
-                    asked[g], block_keys, block_key_scales, block_values, block_value_scales, count,
-                    scores, sums[node, piece, head * group + g],
-                    weights[node, piece, head * group + g],
-                )  # fmt: skip
+            heads = slice(head * group, head * group + group)
+            look(
+                asked, block_keys, block_key_scales, block_values, block_value_scales, count,
+                scores, sums[node, piece, heads], weights[node, piece, heads],
+            )  # fmt: skip
 
 
 @compiled
