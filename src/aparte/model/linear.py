@@ -116,13 +116,10 @@ class Int8Linear(PackedLinear):
         return torch.cat([self._multiplied(rows, packed) for packed in self._packed], dim=-1)
 
     def multiplier(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """:meth:`products` without a call between, for who asks thousands of times a second."""
+        """:meth:`products` without calls between, for who asks thousands of times a second."""
         if len(self._packed) > 1 or not self._tiles:
             return self.products
-        kernel, (weight, scales, zeros) = _tiles_kernel(), self._packed[0]
-        return lambda rows: kernel(
-            rows, 1.0, 0, weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+        return functools.partial(_multiply_tiles, packed=self._packed[0])
 
     def _multiplied(self, rows: torch.Tensor, packed: Any) -> torch.Tensor:
         if self._tiles:

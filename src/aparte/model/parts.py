@@ -168,7 +168,7 @@ class Blueprint:
         if progress:
             progress(label, len(layers), len(layers))
         # Some seconds, where nothing was compiled before.
-        compiling = progress if self._may_compile and not compiled.loaded() else None
+        compiling = progress if self._may_compile and compiled.pending() else None
         if compiling:
             compiling("kernels", 0, 1)
         stage = self.wrap(modules, layers.start)

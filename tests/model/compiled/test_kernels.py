@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from aparte.config import KvName
+from aparte.model.kv import make_rows
+
 kernels = pytest.importorskip("aparte.model.compiled.kernels", reason="Numba is not installed")
 
 
@@ -111,3 +114,22 @@ def test_heads_are_rotated_and_sorted() -> None:
     torch.testing.assert_close(queries, turned[:, :count])
     torch.testing.assert_close(keys, turned[:, count : count + shared].transpose(0, 1))
     torch.testing.assert_close(values, heads[:, count + shared :].transpose(0, 1))
+
+
+@pytest.mark.parametrize("kind", ["model", "int8"])
+def test_rows_are_stored_as_the_cache_stores_them(kind: KvName) -> None:
+    keys, values = randn(1, 2, 3, 8), randn(1, 2, 3, 8) * torch.logspace(-6, 6, 3)[:, None]
+    keys[0, 1, 2] = 0
+    ours, theirs = ([make_rows(kind) for _ in range(2)] for _ in range(2))
+    for rows in (*ours, *theirs):
+        rows.grow(keys, 9, 0)
+    raw = [rows.raw for rows in ours]
+    assert raw[0] is not None
+    assert raw[1] is not None
+    new = keys.numpy()[0], values.numpy()[0]
+    if raw[0].scaled:
+        kernels.store_scaled(*new, raw[0].rows, raw[1].rows, raw[0].scales, raw[1].scales, 4)
+    else:
+        kernels.store(*new, raw[0].rows, raw[1].rows, 4)
+    for our, their, rows in zip(ours, theirs, (keys, values), strict=True):
+        assert torch.equal(our.read(7, torch.float32)[:, :, 4:], their.store(rows, 4)[:, :, 4:])

@@ -209,3 +209,16 @@ def test_a_compiler_that_cannot_be_loaded_is_none(
     assert "Layers are not compiled" in caplog.text
     monkeypatch.setattr(compiled_package, "find_spec", lambda name: None)
     assert not compiled_package.available.__wrapped__()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_first_compilation_is_announced(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(compiled_package, "available", lambda: there)
+    monkeypatch.setattr(compiled_package, "find_spec", lambda name: True if there else None)
+    monkeypatch.delitem(sys.modules, "aparte.model.compiled.layer")
+    shown: list[str] = []
+    blueprint = Blueprint.open(llama_folder, Compute("int8", "cpu"))
+    blueprint.stage(range(2), lambda label, *_: shown.append(label))
+    assert ("kernels" in shown) == there

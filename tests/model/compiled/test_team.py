@@ -18,20 +18,17 @@ from aparte.model.compiled.team import Team, call, team
 
 @numba.cfunc(numba.types.void(numba.types.CPointer(numba.types.int64)))
 def visit(address: Any) -> None:
-    """Counts each thread at its number, and notes how many there are."""
+    """Adds, at each thread's number, how many there are."""
     given = numba.carray(address, 10)
     if given[0]:
-        given[2 + call(given[0])] += 1
-        given[1] = call(given[1]) if call(given[0]) == 0 else given[1]
+        given[2 + call(given[0])] += call(given[1])
     else:
         given[2] += 1
 
 
 def visited(by: Team, threads: int) -> list[int]:
     given = np.zeros(10, np.int64)
-    given[0] = by.number
-    sizes = np.array([by.size])
-    given[1] = sizes[0]
+    given[:2] = by.number, by.size
     by.run(visit.address, given.ctypes.data, threads)
     return [int(count) for count in given[2:]]
 
@@ -41,7 +38,7 @@ def test_every_thread_comes_once() -> None:
     own = team()
     assert own.number
     assert own.size
-    assert visited(own, 2) == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert visited(own, 2) == [2, 2, 0, 0, 0, 0, 0, 0]
 
 
 def test_without_a_library_one_thread_does_it() -> None:

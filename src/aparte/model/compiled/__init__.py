@@ -29,9 +29,9 @@ def available() -> bool:
     return True
 
 
-def loaded() -> bool:
-    """Whether this process has compiled functions already; later layers take no time for it."""
-    return "aparte.model.compiled.layer" in sys.modules
+def pending() -> bool:
+    """Whether compiling is still to come in this process: the first layers may have to wait for it."""
+    return find_spec("numba") is not None and "aparte.model.compiled.layer" not in sys.modules
 
 
 def compiled_layers(layers: Sequence[nn.Module], rotary: nn.Module) -> list[nn.Module]:

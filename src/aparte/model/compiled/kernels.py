@@ -1,6 +1,6 @@
 """What a decoder layer does between its linears, compiled: one pass over a row in place of many operations.
 
-A step of few nodes on a CPU spends most of its time *between* the matrix products: some sixty operations
+A step of few nodes on a CPU spends most of its time *between* the matrix products: in dozens of operations
 per layer, each of which costs more to find its code than to compute. The functions here are compiled by
 Numba for the processor at hand, without a C++ compiler, and are called ten times per layer. Every row is
 computed by the same code whatever rows are beside it, so a node's numbers do not depend on the others.
@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 logging.getLogger("numba").setLevel(logging.WARNING)
 
 #: Sums may be taken in another order, the same at every call, and there are no infinities to look after.
-FAST = {"contract", "reassoc", "nsz", "arcp", "nnan", "ninf"}
+FAST = {"contract", "reassoc", "nsz", "nnan", "ninf"}
 
 _f32 = np.float32
 #: Below any magnitude that matters; keeps a row of zeros from being divided by zero.

@@ -134,8 +134,8 @@ def _walk(
 
 
 @compiled
-def _share(given: Any, keys: Any, values: Any) -> None:
-    """What the thread that calls this does of a walk."""
+def _share(given: Any, kind: Any) -> None:
+    """What the thread that calls this does of a walk through rows of numbers of that ``kind``."""
     nodes, heads, shared, size = given[0], given[1], given[2], given[3]
     prefix, longest, pieces = given[4], given[5], given[6]
     number, threads = 0, given[7]
@@ -144,13 +144,14 @@ def _share(given: Any, keys: Any, values: Any) -> None:
     else:
         threads = 1
     units = nodes * pieces * shared
-    scales = (shared, keys.shape[1]) if given[19] else (0, 0)
+    capacity = given[16]
+    rows, scales = (shared, capacity, size), (shared, capacity) if given[19] else (0, 0)
     _walk(
         numba.carray(pointer(given[15]), (nodes, heads, size), np.float32),
         from_bits(np.int32(given[10])),
-        keys,
+        numba.carray(pointer(given[17]), rows, kind),
         numba.carray(pointer(given[19]), scales, np.float32),
-        values,
+        numba.carray(pointer(given[18]), rows, kind),
         numba.carray(pointer(given[20]), scales, np.float32),
         prefix,
         numba.carray(pointer(given[11]), (nodes, longest), np.int64),
@@ -164,24 +165,12 @@ def _share(given: Any, keys: Any, values: Any) -> None:
 
 @entry
 def _through_floats(address: Any) -> None:
-    given = numba.carray(address, 21)
-    rows = (given[2], given[16], given[3])
-    _share(
-        given,
-        numba.carray(pointer(given[17]), rows, np.float32),
-        numba.carray(pointer(given[18]), rows, np.float32),
-    )
+    _share(numba.carray(address, 21), np.float32)
 
 
 @entry
 def _through_integers(address: Any) -> None:
-    given = numba.carray(address, 21)
-    rows = (given[2], given[16], given[3])
-    _share(
-        given,
-        numba.carray(pointer(given[17]), rows, np.int8),
-        numba.carray(pointer(given[18]), rows, np.int8),
-    )
+    _share(numba.carray(address, 21), np.int8)
 
 
 @compiled
